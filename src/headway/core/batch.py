@@ -1,0 +1,124 @@
+"""What the core and its surroundings exchange: batches out, outputs in, events out. Plain arrays, so they can be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.request import FinishReason, SamplingParams
+
+Ints = npt.NDArray[np.int32]
+Longs = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that takes an executor slot in this step, new or resumed: all that the executor must remember of it.
+
+    `token_ids` int32[length]: prompt and, when resumed, the tokens generated so far. `prompt_len` tells them apart.
+    """
+
+    slot: int
+    token_ids: Ints
+    prompt_len: int
+    params: SamplingParams
+    stop_token_ids: Sequence[int]
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One forward pass. Row i computes positions [starts[i], starts[i] + num_tokens[i]) of the sequence in slots[i].
+
+    rows int32[n]: the core's row numbers (opaque to executors). slots int32[n]: executor slots in [0, max_num_seqs).
+    samples bool[n]: the row's last position yields a token, which the executor writes to its own copy of the sequence
+    at starts + num_tokens, so that a following step may read it before the host has seen it.
+    pad_tokens int32[n]: throwaway tokens that a padded formation really computes.
+    block_slots, block_index, block_ids int32[m]: block tables' new entries, table[slot][index] = id, to be applied
+    (after `admitted`, whose slots start with empty tables) before the pass.
+    """
+
+    step_id: int
+    rows: Ints
+    slots: Ints
+    starts: Ints
+    num_tokens: Ints
+    samples: Bools
+    pad_tokens: Ints
+    admitted: tuple[Admission, ...]
+    block_slots: Ints
+    block_index: Ints
+    block_ids: Ints
+
+    @property
+    def total_tokens(self) -> int:
+        return int(self.num_tokens.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to launch. `until` is when to ask again even if nothing happens (inf: only an event changes anything)."""
+
+    until: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of one sampled token: its natural-log probability and rank (1 is best), and the best ids with theirs."""
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a batch yielded. counts int32[n]: tokens per row, in the batch's row order; token_ids int32[counts.sum()].
+
+    `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
+    the step in seconds, `device_time` the part in which the device computed.
+    """
+
+    step_id: int
+    counts: Ints
+    token_ids: Ints
+    logprobs: list[Logprobs | None] | None = None
+    elapsed: float = 0.0
+    device_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request, with where its time went: state name to seconds, summing to `finished - arrival`."""
+
+    handle: int
+    id: str
+    reason: FinishReason
+    stop_token: int | None
+    prompt_len: int
+    output_len: int
+    cached_len: int
+    preemptions: int
+    arrival: float
+    first_token: float
+    finished: float
+    state_times: dict[str, float]
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvents:
+    """What a commit (or an abort) has to tell. One entry per new token: handles int64[k], token_ids int32[k]."""
+
+    step_id: int
+    now: float
+    handles: Longs
+    token_ids: Ints
+    logprobs: list[Logprobs | None] | None = None
+    finished: list[Finished] = field(default_factory=list)

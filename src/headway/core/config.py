@@ -1,0 +1,48 @@
+"""How the core is set up. Flags of the same names set these; the names are vLLM's where vLLM has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of a step.
+
+    Three limits are kept apart: `max_batch_size`, rows computed in one step; `max_num_seqs`, requests admitted and
+    holding KV (None: twice the batch); `burst_size`, admissions in one step (None: no bound). `max_num_batched_tokens`
+    is a step's token budget. `max_num_partial_prefills` prompts may share it in chunks; with `chunked_prefill` off a
+    prompt is computed whole or not at all. `depth` steps may be launched before the first is collected.
+    """
+
+    max_batch_size: int = 64
+    max_num_seqs: int | None = None
+    burst_size: int | None = None
+    max_num_batched_tokens: int = 512
+    chunked_prefill: bool = True
+    max_num_partial_prefills: int = 4
+    depth: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_num_batched_tokens", "max_num_partial_prefills"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.depth not in (1, 2):
+            raise ValueError(f"depth must be 1 or 2, got {self.depth}")
+        if self.max_num_batched_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is smaller than max_batch_size "
+                f"({self.max_batch_size}): a full batch could not decode one token each. Raise one or lower the other."
+            )
+        if self.max_num_seqs is not None and self.max_num_seqs < self.max_batch_size:
+            raise ValueError(
+                f"max_num_seqs ({self.max_num_seqs}) is smaller than max_batch_size ({self.max_batch_size}): "
+                "the batch could never be full. Raise one or lower the other."
+            )
+        if self.burst_size is not None and self.burst_size < 1:
+            raise ValueError(f"burst_size must be at least 1, got {self.burst_size}")
+
+    @property
+    def seqs(self) -> int:
+        """Requests that may hold KV at a time."""
+        return self.max_num_seqs if self.max_num_seqs is not None else 2 * self.max_batch_size

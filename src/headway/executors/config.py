@@ -1,0 +1,31 @@
+"""How an executor is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["auto", "bfloat16", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """The model and the memory it may take.
+
+    `model`: a folder in Hugging Face layout or a .gguf file (already resolved: no names of models here).
+    `dtype`: "auto" is bfloat16. `kv_cache_memory`: bytes for the KV pool (None: from what is free).
+    `gpu_memory_utilization`: the share of a GPU's memory that headway may use. `max_model_len`: None takes the model's
+    own limit or what the pool can hold, whichever is less. `threads`: None takes the cores that the cgroup allows.
+    `max_num_seqs`: slots.
+    """
+
+    model: str
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    kv_cache_memory: int | None = None
+    gpu_memory_utilization: float = 0.9
+    block_size: int = 16
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 512
+    threads: int | None = None
