@@ -1,0 +1,81 @@
+"""The flags that set up an engine, spelled as vLLM spells them, and the EngineConfig that they make."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import Any
+
+from headway.cli.errors import UsageError
+from headway.cli.values import memory_size, positive, share
+from headway.core.config import SchedulerConfig
+from headway.engine.config import EngineConfig
+
+_DEFAULTS = {
+    field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)
+}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and the engine's flags; one that is not given is None, so that its config's default holds."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder in Hugging Face layout, a .gguf file, or smollm2, the embedded model (the default)",
+    )
+    group = parser.add_argument_group("model and memory")
+    _add(group, "--dtype", "of weights and KV; auto is bfloat16", choices=["auto", "bfloat16", "float32"])
+    _add(group, "--device", "cpu or cuda", metavar="NAME")
+    _add(group, "--threads", "CPU threads of the engine (default: one a core)", type=positive, metavar="N")
+    _add(group, "--max-model-len", "longest prompt and output together", type=positive, metavar="TOKENS")
+    _add(group, "--kv-cache-memory", "of the KV pool: 4G, 512MiB ...", type=memory_size, metavar="SIZE")
+    _add(group, "--gpu-memory-utilization", "share of a GPU's memory to use", type=share, metavar="SHARE")
+    _add(group, "--block-size", "tokens in a KV block", type=positive, metavar="TOKENS")
+
+    group = parser.add_argument_group("batching")
+    _add(group, "--max-batch-size", "rows computed in one step", type=positive, metavar="N")
+    _add(group, "--max-num-batched-tokens", "tokens computed in one step", type=positive, metavar="N")
+    _add(group, "--max-num-seqs", "requests holding KV (default: two a row)", type=positive, metavar="N")
+    _add(group, "--burst-size", "requests admitted in one step (default: any)", type=positive, metavar="N")
+    _add(group, "--max-num-partial-prefills", "prompts in chunks at a time", type=positive, metavar="N")
+    _add(group, "--depth", "steps launched before the first is collected", type=int, choices=[1, 2])
+    _add(
+        group,
+        "--no-chunked-prefill",
+        "compute each prompt whole, not in chunks",
+        dest="chunked_prefill",
+        action="store_const",
+        const=False,
+    )
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, text: str, **how: Any) -> None:
+    default = _DEFAULTS.get(flag.removeprefix("--").replace("-", "_"))
+    group.add_argument(flag, help=text if default is None else f"{text} (default {default})", **how)
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The configuration that the flags ask for.
+
+    A limit that is not given follows those that are: fewer sequences than the default batch make the batch
+    as small, and a batch larger than the default token budget raises the budget.
+
+    Raises:
+        UsageError: values that contradict each other.
+    """
+    limits = _given(args, SchedulerConfig)
+    if "max_num_seqs" in limits:
+        limits.setdefault("max_batch_size", min(_DEFAULTS["max_batch_size"], limits["max_num_seqs"]))
+    if "max_batch_size" in limits:
+        budget = max(_DEFAULTS["max_num_batched_tokens"], limits["max_batch_size"])
+        limits.setdefault("max_num_batched_tokens", budget)
+    try:
+        return EngineConfig(**_given(args, EngineConfig), scheduler=SchedulerConfig(**limits))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _given(args: argparse.Namespace, config: type) -> dict[str, Any]:
+    names = {field.name for field in fields(config)}
+    return {name: value for name, value in vars(args).items() if name in names and value is not None}
