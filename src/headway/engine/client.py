@@ -1,0 +1,237 @@
+"""The front end's end of the wire: starts the engine process, sends commands in bulk, hands on what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import zmq
+
+from headway.engine.config import EngineConfig
+from headway.engine.messages import (
+    Command,
+    Event,
+    Fatal,
+    Launch,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Shutdown,
+    Step,
+    encoder,
+    event_decoder,
+)
+from headway.engine.stream import EngineDead
+
+ALIVE_EVERY = 0.1
+"""Seconds between two looks whether the engine process still lives."""
+STOP_WITHIN = 5.0
+"""Seconds that a stopping engine gets to end its step before it is killed."""
+BURST = 16
+"""Messages handled before other tasks get a turn."""
+LONGEST_ADDRESS = 100
+"""Bytes; a Unix socket's path may have 107."""
+
+
+class EngineClient:
+    """An engine process and the sockets to it, on the running event loop.
+
+    `on_event` receives Step and Refused; `on_dead` why the engine ended, once, unless it was closed; `report` the lines
+    that start-up has for a person.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[Step | Refused], None],
+        on_dead: Callable[[EngineDead], None],
+        report: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_event = on_event
+        self._on_dead = on_dead
+        self._report = report
+        self._outbox: list[Command] = []
+        self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._pings: dict[int, asyncio.Future[Pong]] = {}
+        self._ping_numbers = itertools.count()
+        self._watcher: asyncio.TimerHandle | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._open = True
+
+        self._folder = _socket_folder()
+        self._context = zmq.Context()
+        self._commands, self._commands_address = self._bind(zmq.PUSH, "commands")
+        self._events, self._events_address = self._bind(zmq.PULL, "events")
+        self._events_fd = self._events.getsockopt(zmq.FD)
+        self._loop.add_reader(self._events_fd, self._receive)
+
+    def _bind(self, kind: int, name: str) -> tuple[zmq.Socket[bytes], str]:
+        socket = self._context.socket(kind)
+        # Unbounded: a full pipe would stall a step, and what may be in it is bounded by the live requests' max_tokens.
+        socket.set_hwm(0)
+        if sys.platform == "win32":
+            return socket, f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+        address = f"ipc://{self._folder}/{name}"
+        socket.bind(address)
+        return socket, address
+
+    async def start(self, config: EngineConfig, model_path: str, loop_factory: str) -> Ready:
+        """Starts the process and waits until its model is loaded.
+
+        Raises:
+            EngineDead: it could not start; the message says why.
+        """
+        launch = Launch(config, model_path, self._commands_address, self._events_address, loop_factory)
+        self._process = _spawn(msgspec.json.encode(launch) + b"\n")
+        self._watch(self._process)
+        return await self._ready
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process id."""
+        return self._process and self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Queues a command; all that gather in one turn of the event loop leave as one message."""
+        if not self._outbox:
+            self._loop.call_soon(self._flush)
+        self._outbox.append(command)
+
+    def _flush(self) -> None:
+        if self._open and self._outbox:
+            self._commands.send(encoder.encode(self._outbox))
+        self._outbox.clear()
+
+    async def ping(self) -> Pong:
+        """A round trip through the engine's loop, between two steps.
+
+        Raises:
+            EngineDead: it has ended.
+        """
+        number = next(self._ping_numbers)
+        pong = self._pings[number] = self._loop.create_future()
+        try:
+            self.send(Ping(number))
+            return await pong
+        finally:
+            del self._pings[number]
+
+    def _receive(self) -> None:
+        for _ in range(BURST):
+            if not self._open:
+                return
+            try:
+                message = self._events.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._dispatch(event_decoder.decode(message))
+        # The descriptor tells of changes only, so nothing would call for what is left.
+        self._loop.call_soon(self._receive)
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Step() | Refused():
+                self._on_event(event)
+            case Pong():
+                if (pong := self._pings.get(event.number)) is not None and not pong.done():
+                    pong.set_result(event)
+            case Report():
+                self._report(event.line)
+            case Ready():
+                self._ready.set_result(event)
+            case Fatal():
+                self._die(event.message)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            self._watcher = self._loop.call_later(ALIVE_EVERY, self._watch, process)
+            return
+        self._receive()  # its last words, if it had any
+        self._die(_how_it_ended(process.returncode))
+
+    def _die(self, message: str) -> None:
+        if not self._open:
+            return
+        self._release()
+        error = EngineDead(message)
+        for future in (self._ready, *self._pings.values()):
+            if not future.done():
+                future.set_exception(error)
+        self._on_dead(error)
+
+    def _release(self) -> None:
+        self._open = False
+        self._loop.remove_reader(self._events_fd)
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Stops the process, waits for its end and leaves nothing behind. May be called twice."""
+        if self._open:
+            if self._watcher is not None:
+                self._watcher.cancel()
+            self.send(Shutdown())
+            self._flush()
+        if self._process is not None:
+            loading = not self._ready.done()
+            await _stop(self._process, patience=0.0 if loading else STOP_WITHIN)
+        if self._open:
+            self._release()
+
+
+def _socket_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="headway-")
+    if len(os.fsencode(folder)) > LONGEST_ADDRESS - len("/commands"):
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="headway-", dir="/tmp")
+    return folder
+
+
+def _spawn(launch: bytes) -> subprocess.Popen[bytes]:
+    """The process reads `launch`; that its standard input then stays open tells it that its parent lives."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "headway.engine.process"],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        # Ctrl-C goes to the foreground group; only the parent decides what it means.
+        process_group=None if sys.platform == "win32" else 0,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.write(launch)
+        process.stdin.flush()
+    return process
+
+
+async def _stop(process: subprocess.Popen[bytes], patience: float) -> None:
+    for signal_it in (lambda: None, process.terminate, process.kill):
+        signal_it()
+        waited = 0.0
+        while process.poll() is None and waited < patience:
+            await asyncio.sleep(0.01)
+            waited += 0.01
+        patience = STOP_WITHIN
+    process.wait()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+
+
+def _how_it_ended(code: int) -> str:
+    if code < 0:
+        return f"the engine process was ended by {signal.Signals(-code).name}"
+    return f"the engine process ended with exit code {code}"

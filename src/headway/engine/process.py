@@ -1,0 +1,219 @@
+"""The engine process: drives the loop, takes commands between steps, sends what each step brought.
+
+It is started by `client.py` with a Launch on its standard input, and lives no longer than that stays open.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from headway.core.batch import Finished, StepEvents
+from headway.core.errors import ModelError
+from headway.core.request import RequestError
+from headway.engine.messages import (
+    Abort,
+    Add,
+    Command,
+    Event,
+    Fatal,
+    Launch,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Report,
+    Shutdown,
+    command_decoder,
+    encoder,
+    to_step,
+)
+
+if TYPE_CHECKING:
+    from headway.engine.loop import EngineLoop
+
+STATS_EVERY = 0.1
+"""Seconds between two snapshots that go with a step."""
+STOP_WITHIN = 5.0
+"""Seconds that an orphaned engine gets to end its step."""
+LINGER = 1.0
+"""Seconds that the last messages get to leave."""
+EXPECTED_ERRORS = (ModelError, RequestError, ValueError, OSError, MemoryError)
+"""What a wrong model or setting raises: a line is enough. Anything else is a defect and shows its traceback."""
+
+
+class EngineServer:
+    """Serves one loop over two sockets until it is told to stop."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._context = zmq.Context()
+        self._commands = self._connect(zmq.PULL, launch.commands)
+        self._events = self._connect(zmq.PUSH, launch.events)
+        self._loop: EngineLoop
+        self._stopping = False
+        self._ended: list[Finished] = []  # by aborts, since the last message
+        self._news = True  # something has changed since the last snapshot
+        self._snapshot_at = -math.inf
+        self._wake, self._waker = socket.socketpair()
+        self._poller = zmq.Poller()
+        self._poller.register(self._commands, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+
+    def _connect(self, kind: int, address: str) -> zmq.Socket[bytes]:
+        connection = self._context.socket(kind)
+        connection.set_hwm(0)
+        connection.connect(address)
+        return connection
+
+    def run(self, build: Callable[[Callable[[str], None]], EngineLoop]) -> None:
+        """Builds the loop and serves it. However that ends, the front end hears of it."""
+        try:
+            self._loop = build(lambda line: self._send(Report(line)))
+        except Exception as error:
+            return self._send(Fatal(_one_line(error)))
+        try:
+            self._stop_on_sigterm()
+            self._send(Ready(self._loop.executor.capacity(), self._loop.stats()))
+            self._serve()
+        except Exception as error:
+            self._send(Fatal(f"the engine failed: {_one_line(error)}"))
+        finally:
+            self._loop.close()
+
+    def close(self) -> None:
+        self._context.destroy(linger=int(LINGER * 1000))
+        self._wake.close()
+        self._waker.close()
+
+    def _stop_on_sigterm(self) -> None:
+        self._waker.setblocking(False)
+        signal.set_wakeup_fd(self._waker.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: self._stop("the engine process was asked to end by SIGTERM"))
+
+    def _stop(self, why: str) -> None:
+        self._stopping = True
+        self._send(Fatal(why))
+
+    def _send(self, event: Event) -> None:
+        self._events.send(encoder.encode(event))
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            self._take_commands()
+            events = self._loop.step()
+            if events is None:
+                self._rest()
+            else:
+                self._send_step(events)
+
+    def _take_commands(self) -> None:
+        while True:
+            try:
+                message = self._commands.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            for command in command_decoder.decode(message):
+                self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add(request):
+                self._news = True
+                try:
+                    self._loop.add(request)
+                except RequestError as error:
+                    self._send(Refused(request.handle, error.message, error.param, error.code))
+            case Abort(handle, reason):
+                self._news = True
+                events = self._loop.abort(handle, reason)
+                if events is not None:
+                    self._ended += events.finished
+            case Ping(number):
+                self._send(Pong(number, self._loop.stats()))
+            case Shutdown():
+                self._stopping = True
+
+    def _send_step(self, events: StepEvents) -> None:
+        if self._ended:
+            events.finished.extend(self._ended)
+            self._ended.clear()
+        now = time.monotonic()
+        if now - self._snapshot_at >= STATS_EVERY:
+            self._snapshot_at = now
+            self._send(to_step(events, self._loop.stats()))
+        else:
+            self._send(to_step(events))
+        self._news = True
+
+    def _rest(self) -> None:
+        """Nothing to compute: says how things stand, then sleeps until the loop wants to be asked or a command comes."""
+        if self._news:
+            nothing = StepEvents(-1, 0.0, np.zeros(0, np.int64), np.zeros(0, np.int32), None, self._ended)
+            self._send(to_step(nothing, self._loop.stats()))
+            self._ended.clear()
+            self._news = False
+        seconds = self._loop.wait_until - self._loop.clock()
+        self._poller.poll(None if seconds == math.inf else max(0, math.ceil(seconds * 1000)))
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, EXPECTED_ERRORS):
+        text = str(error)
+    else:
+        traceback.print_exception(error)
+        text = f"{type(error).__name__}: {error}"
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _read_launch() -> Launch:
+    line = b""
+    while not line.endswith(b"\n"):
+        more = os.read(0, 65536)
+        if not more:
+            raise SystemExit("headway.engine.process is started by headway itself, with its orders on standard input")
+        line += more
+    return msgspec.json.decode(line, type=Launch)
+
+
+def _end_with_parent(launch: Launch) -> None:
+    """Waits for the parent's end of standard input to close; then nobody is left to clean up after."""
+    while os.read(0, 1):
+        pass
+    if launch.events.startswith("ipc://"):
+        shutil.rmtree(os.path.dirname(launch.events.removeprefix("ipc://")), ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_WITHIN)
+    os._exit(1)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch = _read_launch()
+    threading.Thread(target=_end_with_parent, args=(launch,), daemon=True).start()
+
+    def build(report: Callable[[str], None]) -> EngineLoop:
+        module, _, function = launch.loop_factory.partition(":")
+        factory: Any = getattr(importlib.import_module(module), function)
+        loop: EngineLoop = factory(launch.config, launch.model_path, report)
+        return loop
+
+    server = EngineServer(launch)
+    server.run(build)
+    server.close()
+
+
+if __name__ == "__main__":
+    main()
