@@ -11,9 +11,7 @@ from headway.cli.values import memory_size, positive, share
 from headway.core.config import SchedulerConfig
 from headway.engine.config import EngineConfig
 
-_DEFAULTS = {
-    field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)
-}
+_DEFAULTS = {field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
