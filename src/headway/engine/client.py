@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import zmq
@@ -22,16 +23,17 @@ from headway.engine.messages import (
     Event,
     Fatal,
     Launch,
+    Line,
     Ping,
     Pong,
     Ready,
     Refused,
-    Report,
     Shutdown,
     Step,
     encoder,
     event_decoder,
 )
+from headway.engine.startup import Report
 from headway.engine.stream import EngineDead
 
 ALIVE_EVERY = 0.1
@@ -47,20 +49,14 @@ LONGEST_ADDRESS = 100
 class EngineClient:
     """An engine process and the sockets to it, on the running event loop.
 
-    `on_event` receives Step and Refused; `on_dead` why the engine ended, once, unless it was closed; `report` the lines
-    that start-up has for a person.
+    `report` gets the lines that start-up has for a person.
     """
 
-    def __init__(
-        self,
-        on_event: Callable[[Step | Refused], None],
-        on_dead: Callable[[EngineDead], None],
-        report: Callable[[str], None],
-    ) -> None:
+    def __init__(self, report: Report) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_event = on_event
-        self._on_dead = on_dead
         self._report = report
+        self._on_event: Callable[[Step | Refused], None] = _nobody
+        self._on_dead: Callable[[EngineDead], None] = _nobody
         self._outbox: list[Command] = []
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._pings: dict[int, asyncio.Future[Pong]] = {}
@@ -68,12 +64,13 @@ class EngineClient:
         self._watcher: asyncio.TimerHandle | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._open = True
+        self._error: EngineDead | None = None
 
         self._folder = _socket_folder()
         self._context = zmq.Context()
         self._commands, self._commands_address = self._bind(zmq.PUSH, "commands")
         self._events, self._events_address = self._bind(zmq.PULL, "events")
-        self._events_fd = self._events.getsockopt(zmq.FD)
+        self._events_fd = int(self._events.getsockopt(zmq.FD))
         self._loop.add_reader(self._events_fd, self._receive)
 
     def _bind(self, kind: int, name: str) -> tuple[zmq.Socket[bytes], str]:
@@ -97,10 +94,17 @@ class EngineClient:
         self._watch(self._process)
         return await self._ready
 
+    def attach(self, on_event: Callable[[Step | Refused], None], on_dead: Callable[[EngineDead], None]) -> None:
+        """Who gets the events, and why the engine ended: at once if it has, never once it was closed."""
+        self._on_event = on_event
+        self._on_dead = on_dead
+        if self._error is not None:
+            on_dead(self._error)
+
     @property
     def pid(self) -> int | None:
         """The engine's process id."""
-        return self._process and self._process.pid
+        return None if self._process is None else self._process.pid
 
     def send(self, command: Command) -> None:
         """Queues a command; all that gather in one turn of the event loop leave as one message."""
@@ -120,7 +124,8 @@ class EngineClient:
             EngineDead: it has ended.
         """
         number = next(self._ping_numbers)
-        pong = self._pings[number] = self._loop.create_future()
+        pong: asyncio.Future[Pong] = self._loop.create_future()
+        self._pings[number] = pong
         try:
             self.send(Ping(number))
             return await pong
@@ -146,8 +151,8 @@ class EngineClient:
             case Pong():
                 if (pong := self._pings.get(event.number)) is not None and not pong.done():
                     pong.set_result(event)
-            case Report():
-                self._report(event.line)
+            case Line():
+                self._report(event.text)
             case Ready():
                 self._ready.set_result(event)
             case Fatal():
@@ -164,11 +169,12 @@ class EngineClient:
         if not self._open:
             return
         self._release()
-        error = EngineDead(message)
-        for future in (self._ready, *self._pings.values()):
+        self._error = EngineDead(message)
+        futures: list[asyncio.Future[Any]] = [self._ready, *self._pings.values()]
+        for future in futures:
             if not future.done():
-                future.set_exception(error)
-        self._on_dead(error)
+                future.set_exception(self._error)
+        self._on_dead(self._error)
 
     def _release(self) -> None:
         self._open = False
@@ -186,10 +192,14 @@ class EngineClient:
             self.send(Shutdown())
             self._flush()
         if self._process is not None:
-            loading = not self._ready.done()
-            await _stop(self._process, patience=0.0 if loading else STOP_WITHIN)
+            await _stop(self._process, patience=STOP_WITHIN if self._ready.done() else 0.0)
+        self._ready.cancel()
         if self._open:
             self._release()
+
+
+def _nobody(what: object) -> None:
+    pass
 
 
 def _socket_folder() -> str:
@@ -218,17 +228,23 @@ def _spawn(launch: bytes) -> subprocess.Popen[bytes]:
 
 
 async def _stop(process: subprocess.Popen[bytes], patience: float) -> None:
-    for signal_it in (lambda: None, process.terminate, process.kill):
-        signal_it()
-        waited = 0.0
-        while process.poll() is None and waited < patience:
-            await asyncio.sleep(0.01)
-            waited += 0.01
-        patience = STOP_WITHIN
+    """Waits for the end that was asked for, then insists."""
+    await _ended(process, patience)
+    if process.poll() is None:
+        process.terminate()
+        await _ended(process, STOP_WITHIN)
+    process.kill()
     process.wait()
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.close()
+
+
+async def _ended(process: subprocess.Popen[bytes], patience: float) -> None:
+    waited = 0.0
+    while process.poll() is None and waited < patience:
+        await asyncio.sleep(0.01)
+        waited += 0.01
 
 
 def _how_it_ended(code: int) -> str:

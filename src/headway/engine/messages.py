@@ -14,7 +14,6 @@ from headway.engine.config import EngineConfig
 from headway.engine.loop import LoopStats
 from headway.executors.base import Capacity
 
-
 EngineStats = LoopStats
 """What the engine was doing at its latest snapshot."""
 
@@ -56,10 +55,10 @@ class Shutdown(Struct, frozen=True, array_like=True, tag=3):
     """Stop without finishing what is under way."""
 
 
-class Report(Struct, frozen=True, array_like=True, tag=10):
+class Line(Struct, frozen=True, array_like=True, tag=10):
     """A line about what start-up does, for a person."""
 
-    line: str
+    text: str
 
 
 class Ready(Struct, frozen=True, array_like=True, tag=11):
@@ -105,7 +104,7 @@ class Fatal(Struct, frozen=True, array_like=True, tag=15):
 
 
 Command = Add | Abort | Ping | Shutdown
-Event = Report | Ready | Step | Refused | Pong | Fatal
+Event = Line | Ready | Step | Refused | Pong | Fatal
 
 encoder = msgpack.Encoder()
 command_decoder = msgpack.Decoder(list[Command])

@@ -5,7 +5,6 @@ It is started by `client.py` with a Launch on its standard input, and lives no l
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import shutil
@@ -14,8 +13,7 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -31,16 +29,17 @@ from headway.engine.messages import (
     Event,
     Fatal,
     Launch,
+    Line,
     Ping,
     Pong,
     Ready,
     Refused,
-    Report,
     Shutdown,
     command_decoder,
     encoder,
     to_step,
 )
+from headway.engine.startup import make_loop
 
 if TYPE_CHECKING:
     from headway.engine.loop import EngineLoop
@@ -78,10 +77,12 @@ class EngineServer:
         connection.connect(address)
         return connection
 
-    def run(self, build: Callable[[Callable[[str], None]], EngineLoop]) -> None:
+    def run(self, launch: Launch) -> None:
         """Builds the loop and serves it. However that ends, the front end hears of it."""
         try:
-            self._loop = build(lambda line: self._send(Report(line)))
+            self._loop = make_loop(
+                launch.loop_factory, launch.config, launch.model_path, lambda line: self._send(Line(line))
+            )
         except Exception as error:
             return self._send(Fatal(_one_line(error)))
         try:
@@ -159,7 +160,7 @@ class EngineServer:
         self._news = True
 
     def _rest(self) -> None:
-        """Nothing to compute: says how things stand, then sleeps until the loop wants to be asked or a command comes."""
+        """Nothing to compute: says how things stand, then sleeps until the loop wants to be asked or word comes."""
         if self._news:
             nothing = StepEvents(-1, 0.0, np.zeros(0, np.int64), np.zeros(0, np.int32), None, self._ended)
             self._send(to_step(nothing, self._loop.stats()))
@@ -204,14 +205,8 @@ def main() -> None:
     launch = _read_launch()
     threading.Thread(target=_end_with_parent, args=(launch,), daemon=True).start()
 
-    def build(report: Callable[[str], None]) -> EngineLoop:
-        module, _, function = launch.loop_factory.partition(":")
-        factory: Any = getattr(importlib.import_module(module), function)
-        loop: EngineLoop = factory(launch.config, launch.model_path, report)
-        return loop
-
     server = EngineServer(launch)
-    server.run(build)
+    server.run(launch)
     server.close()
 
 

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from headway.engine.text import Tokenizer
 
 
+NO_SLO = Slo()
+
+
 @dataclass(frozen=True, slots=True)
 class Tags:
     """Whose a request is and how urgent; the scheduler's business alone. Lower `priority` is earlier."""
 
     priority: int = 0
-    slo: Slo = Slo()
+    slo: Slo = NO_SLO
     tenant: str = ""
     request_class: str = ""
     region: str = ""

@@ -1,0 +1,204 @@
+"""The asynchronous engine: an engine process and the streams of its requests, in any asyncio program."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from headway.core.batch import Finished
+from headway.core.request import FinishReason, RequestError, SamplingParams, Slo
+from headway.engine.client import EngineClient
+from headway.engine.config import EngineConfig
+from headway.engine.messages import Abort, Add, EngineStats, Ready, Refused, Step, handles_of, token_ids_of
+from headway.engine.resolve import resolve_model
+from headway.engine.router import NO_SLO, Router, StepTimes, Tags
+from headway.engine.startup import BUILD_LOOP, Report, as_config, model_name, silent
+from headway.engine.stream import Choice, EngineDead, Stream
+from headway.engine.text import Tokenizer
+from headway.engine.validation import QueueFull
+
+RECENT = 64
+"""Requests whose ends tell how fast places come free."""
+LONGEST_RETRY = 60.0
+"""Seconds that a refused client is told to wait at most."""
+
+
+class Engine:
+    """Serves requests from a process of its own; belongs to the event loop that it was started on.
+
+    ::
+
+        async with await Engine.start("smollm2") as engine:
+            async with engine.generate("Once upon", SamplingParams(max_tokens=32)) as stream:
+                async for delta in stream:
+                    print(delta.text, end="")
+
+    `created`: unix time of the start. `stats`: the engine's latest snapshot, a tenth of a second old at most while it
+    works. `error`: why the engine ended, None while it lives. For metrics without a cost per token: `on_step` hooks
+    get a StepTimes for each step that brought tokens; `on_finished` hooks get the engine's account of each choice
+    (with its state times) and the Choice itself, once the engine has let go of it.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: Tokenizer, client: EngineClient, ready: Ready) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.model_name = model_name(config)
+        self.created = int(time.time())
+        self.capacity = ready.capacity
+        self.stats: EngineStats = ready.stats
+        self.error: EngineDead | None = None
+        self._client = client
+        self._router = Router(tokenizer, ready.capacity.max_model_len, self._abort)
+        self._ends: deque[float] = deque(maxlen=RECENT)
+        self.on_finished.append(self._note_end)
+        client.attach(self._receive, self._lose)
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig | str | None = None,
+        *,
+        report: Report = silent,
+        loop_factory: str = BUILD_LOOP,
+        **overrides: Any,
+    ) -> Self:
+        """Starts an engine and waits until it can serve.
+
+        `config`: a whole configuration, a model as `EngineConfig.model` names it, or None for the embedded one;
+        `overrides` replace fields of it or of its scheduler's. `report` gets start-up's lines for a person.
+        `loop_factory`: "module:function" that builds another loop in the engine process.
+
+        Raises:
+            ModelError: the model cannot be found or read.
+            EngineDead: the engine process could not start; one line says why.
+        """
+        config = as_config(config, overrides)
+        path = str(await asyncio.to_thread(resolve_model, config.model))
+        client = EngineClient(report)
+        try:
+            starting = asyncio.create_task(client.start(config, path, loop_factory))
+            tokenizer, ready = await asyncio.gather(asyncio.to_thread(Tokenizer.load, path), starting)
+            return cls(config, tokenizer, client, ready)
+        except BaseException:
+            await client.close()
+            raise
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its output may have together."""
+        return self.capacity.max_model_len
+
+    @property
+    def pid(self) -> int | None:
+        """The engine process's id."""
+        return self._client.pid
+
+    @property
+    def on_step(self) -> list[Callable[[StepTimes], None]]:
+        return self._router.on_step
+
+    @property
+    def on_finished(self) -> list[Callable[[Finished, Choice], None]]:
+        return self._router.on_finished
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        slo: Slo = NO_SLO,
+        tenant: str = "",
+        request_class: str = "",
+        region: str = "",
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+    ) -> Stream:
+        """Sends a request of `params.n` choices off and returns their stream.
+
+        `add_special_tokens` applies to a text prompt (a chat template has put in its own). `param` is what the prompt
+        is called in errors.
+
+        Raises:
+            RequestError: it can never be served as asked.
+            QueueFull: too many wait; try again later.
+            EngineDead: the engine has ended.
+        """
+        if self.error is not None:
+            raise EngineDead(str(self.error))
+        self._check_queue(params.n)
+        stream = self._router.prepare(
+            prompt, params, request_id=request_id, add_special_tokens=add_special_tokens, param=param
+        )
+        tags = Tags(priority, slo, tenant, request_class, region)
+        for request in self._router.open(stream, tags):
+            self._client.send(Add(request))
+        return stream
+
+    def _check_queue(self, n: int) -> None:
+        # Those that no snapshot has counted yet are here in num_live; those that wait for blocks, in the snapshot.
+        waiting = max(self._router.num_live - self.capacity.max_num_seqs, self.stats.num_waiting)
+        free_seats = max(0, self.capacity.max_num_seqs - self._router.num_live)
+        limit = self.config.max_waiting
+        if waiting + n - free_seats > limit:
+            raise QueueFull(
+                f"{max(0, waiting)} requests are waiting and at most {limit} may: try again later", self._retry_after(n)
+            )
+
+    def _retry_after(self, n: int) -> float:
+        """Seconds until about n places come free, by how fast they did lately."""
+        if len(self._ends) < 2:
+            return 1.0
+        pace = (time.monotonic() - self._ends[0]) / len(self._ends)
+        return min(max(1.0, n * pace), LONGEST_RETRY)
+
+    def _note_end(self, end: Finished, choice: Choice) -> None:
+        self._ends.append(time.monotonic())
+
+    async def abort(self, request_id: str) -> None:
+        """Ends a request; without effect when none of that id is being served."""
+        stream = self._router.streams.get(request_id)
+        if stream is not None:
+            stream.abort()
+
+    async def ping(self) -> EngineStats:
+        """A fresh snapshot, by a round trip through the engine's loop.
+
+        Raises:
+            EngineDead: the engine has ended.
+        """
+        if self.error is not None:
+            raise EngineDead(str(self.error))
+        self.stats = (await self._client.ping()).stats
+        return self.stats
+
+    async def close(self) -> None:
+        """Ends every request and the engine process. Open streams raise EngineDead. May be called twice."""
+        if self.error is None:
+            self._lose(EngineDead("the engine was closed"))
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def _receive(self, event: Step | Refused) -> None:
+        if isinstance(event, Refused):
+            self._router.refuse(event.handle, RequestError(event.message, param=event.param, code=event.code))
+            return
+        if event.stats is not None:
+            self.stats = event.stats
+        self._router.deliver(handles_of(event), token_ids_of(event), event.logprobs, event.finished)
+
+    def _abort(self, handle: int, reason: FinishReason) -> None:
+        self._client.send(Abort(handle, reason))
+
+    def _lose(self, error: EngineDead) -> None:
+        self.error = error
+        self._router.fail_all(error)
