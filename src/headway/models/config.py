@@ -170,9 +170,10 @@ def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     if kind == "linear":
         return theta, LinearRope(float(_required(rope, "factor")))
     if kind == "llama3":
-        fields = ("factor", "low_freq_factor", "high_freq_factor")
         return theta, Llama3Rope(
-            *(float(_required(rope, name)) for name in fields),
+            factor=float(_required(rope, "factor")),
+            low_freq_factor=float(_required(rope, "low_freq_factor")),
+            high_freq_factor=float(_required(rope, "high_freq_factor")),
             original_max_position_embeddings=int(_required(rope, "original_max_position_embeddings")),
         )
     raise ModelError(f"rope type {kind!r} is not supported; headway runs default, linear and llama3")
