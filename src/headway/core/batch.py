@@ -1,4 +1,4 @@
-"""What the core and its surroundings exchange: batches out, outputs in, events out. Plain arrays, so they can be sent."""
+"""What the core exchanges: batches out, outputs in, events out. Plain arrays, so that they can be sent."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Admission:
     """
 
     slot: int
+    handle: int
     token_ids: Ints
     prompt_len: int
     params: SamplingParams
@@ -79,10 +80,11 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a batch yielded. counts int32[n]: tokens per row, in the batch's row order; token_ids int32[counts.sum()].
+    """What a batch yielded: counts int32[n], tokens per row (0 or 1) in its order; token_ids int32[counts.sum()].
 
     `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
-    the step in seconds, `device_time` the part in which the device computed.
+    the step in seconds, `device_time` the part in which the device computed. `failed` maps a row's position in the
+    batch to what went wrong with it alone (its logits were not numbers, say); it has no token.
     """
 
     step_id: int
@@ -91,6 +93,7 @@ class StepOutput:
     logprobs: list[Logprobs | None] | None = None
     elapsed: float = 0.0
     device_time: float = 0.0
+    failed: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ def _integer(name: str, value: int | None, low: int, high: int | None = None) ->
 class SamplingParams:
     """How tokens are chosen and when to stop; field names are vLLM's.
 
-    `temperature` 0 is greedy. `max_tokens` None means up to `max_model_len`. `logprobs` None returns none, k returns the
-    sampled token's and the k best. `seed` None lets the engine draw one; the tokens are a pure function of
+    `temperature` 0 is greedy. `max_tokens` None means up to `max_model_len`. `logprobs` None returns none, k returns
+    the sampled token's and the k best. `seed` None lets the engine draw one; the tokens are a pure function of
     (seed, choice, position).
 
     Raises:
@@ -94,7 +94,8 @@ class SamplingParams:
         _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
-                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})", param="min_tokens"
+                f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})",
+                param="min_tokens",
             )
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))

@@ -1,0 +1,85 @@
+"""BlockPool: the paged KV memory as numbers. Who holds which block, and what is free."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.core.batch import Ints
+
+BlockEntries = tuple[Ints, Ints, Ints]
+"""(slots, index, ids) int32[m] each: block tables' new entries, table[slot][index] = id."""
+
+
+def blocks_for(tokens: Ints, block_size: int) -> Ints:
+    """Blocks that hold so many tokens (int32[n] -> int32[n])."""
+    result: Ints = (tokens + (block_size - 1)) // block_size
+    return result
+
+
+class BlockPool:
+    """Fixed blocks with reference counts, and a block table per executor slot.
+
+    Blocks are 0 .. num_blocks - 1; free + held == num_blocks at any time, `check` says. The scheduler gives a slot's
+    blocks back only when no launched step touches them any more.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_slots: int, max_model_len: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"a block pool needs blocks: num_blocks={num_blocks}, block_size={block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.tables = np.full((num_slots, -(-max_model_len // block_size)), -1, np.int32)
+        self.held = np.zeros(num_slots, np.int32)
+        self.refs = np.zeros(num_blocks, np.int32)
+        self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._num_free = num_blocks
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be had now."""
+        return self._num_free
+
+    @property
+    def usage(self) -> float:
+        return 1.0 - self._num_free / self.num_blocks
+
+    def extend(self, slots: Ints, counts: Ints) -> BlockEntries:
+        """Gives slots[i] counts[i] more blocks; slots int32[n] are distinct, counts int32[n].
+
+        Raises:
+            ValueError: more than `available`; nothing is given then.
+        """
+        total = int(counts.sum())
+        if total > self._num_free:
+            raise ValueError(f"asked for {total} blocks, only {self._num_free} are free")
+        owner = np.repeat(slots, counts)
+        first = self.held[slots]
+        within = np.arange(total, dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
+        index = np.repeat(first, counts) + within
+        ids = self._free[self._num_free - total : self._num_free][::-1].copy()
+        self._num_free -= total
+        self.refs[ids] = 1
+        self.tables[owner, index] = ids
+        self.held[slots] = first + counts
+        return owner, index, ids
+
+    def release(self, slot: int) -> None:
+        """Takes every block of a slot back."""
+        count = self.held[slot]
+        ids = self.tables[slot, :count].copy()
+        self.tables[slot, :count] = -1
+        self.held[slot] = 0
+        self.refs[ids] -= 1
+        free = ids[self.refs[ids] == 0]
+        self._free[self._num_free : self._num_free + len(free)] = free[::-1]
+        self._num_free += len(free)
+
+    def check(self) -> None:
+        """Raises AssertionError where a block is lost, free twice, or counted wrongly. For tests and the watchdog."""
+        held = np.concatenate([self.tables[slot, :count] for slot, count in enumerate(self.held)])
+        refs = np.bincount(held, minlength=self.num_blocks)
+        assert (refs == self.refs).all(), f"reference counts are wrong for blocks {np.flatnonzero(refs != self.refs)}"
+        free = self._free[: self._num_free]
+        assert len(np.unique(free)) == len(free), "a block is free twice"
+        assert not refs[free].any(), "a block is both free and held"
+        assert len(free) + np.count_nonzero(refs) == self.num_blocks, "a block is lost"

@@ -1,0 +1,249 @@
+"""RequestTable: one row per live request, one column per fact; RowSet: rows that have something in common."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.batch import Bools, Ints, Longs
+from headway.core.request import Request
+
+Floats = npt.NDArray[np.float64]
+
+
+class Phase(IntEnum):
+    """Where a row stands in its life. What it spends its time on is accounting's business."""
+
+    FREE = 0
+    WAITING = 1
+    RUNNING = 2
+    LEAVING = 3
+    """Preempted, but a launched step still touches its blocks; it waits again once that step is collected."""
+    ENDED = 4
+    """Finished or aborted, but a launched step still touches its blocks."""
+
+
+class RequestTable:
+    """The hot facts of every live request as numpy columns of equal length, grown by doubling.
+
+    phase int8; slot int32, the executor's row or -1; handle int64; seq int64, the order of adding (breaks ties);
+    arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
+    codes); deadline float64 s on the engine's clock; prompt_len, length (known tokens), target (length and the tokens
+    that launched steps will yield), limit (length at which it ends), computed (tokens whose KV exists or is being
+    computed by a launched step), cached (of them found in the prefix index), chain (launched steps that may hold the
+    row), launched (steps that do), blocks (KV blocks held), preemptions, served (tokens computed for it, recomputation
+    included): int32; predicted int32, the output length to expect; stop_ids int32[rows, w], padded with -1.
+    """
+
+    # `choice`, the seed and whatever else only the executor reads stay in the Request.
+    phase: npt.NDArray[np.int8]
+    slot: Ints
+    handle: Longs
+    seq: Longs
+    arrival: Floats
+    first_token: Floats
+    deadline: Floats
+    priority: Ints
+    tenant: Ints
+    request_class: Ints
+    prompt_len: Ints
+    length: Ints
+    target: Ints
+    limit: Ints
+    computed: Ints
+    cached: Ints
+    chain: Ints
+    launched: Ints
+    blocks: Ints
+    preemptions: Ints
+    served: Ints
+    predicted: Ints
+    stop_ids: Ints
+
+    _COLUMNS = {
+        "phase": np.int8,
+        "handle": np.int64,
+        "seq": np.int64,
+        "arrival": np.float64,
+        "first_token": np.float64,
+        "deadline": np.float64,
+    } | dict.fromkeys(
+        [
+            "slot",
+            "priority",
+            "tenant",
+            "request_class",
+            "prompt_len",
+            "length",
+            "target",
+            "limit",
+            "computed",
+            "cached",
+            "chain",
+            "launched",
+            "blocks",
+            "preemptions",
+            "served",
+            "predicted",
+        ],
+        np.int32,
+    )
+
+    def __init__(self, capacity: int = 256, tokens: int = 1) -> None:
+        self.capacity = capacity
+        for name, dtype in self._COLUMNS.items():
+            setattr(self, name, np.zeros(capacity, dtype))
+        self.stop_ids = np.full((capacity, 1), -1, np.int32)
+        self.requests: list[Request | None] = [None] * capacity
+        self._free = list(range(capacity - 1, -1, -1))
+        self._row_of: dict[int, int] = {}
+        self._seq = 0
+        self._codes: dict[str, int] = {"": 0}
+
+    def __len__(self) -> int:
+        return len(self._row_of)
+
+    def code(self, name: str) -> int:
+        """A small number for a tenant's or class's name; the same name always has the same number."""
+        return self._codes.setdefault(name, len(self._codes))
+
+    def row_of(self, handle: int) -> int | None:
+        return self._row_of.get(handle)
+
+    def add(self, request: Request, limit: int, chain: int) -> int:
+        """A new row in phase WAITING; `limit` is the length in tokens at which the request ends."""
+        if not self._free:
+            self._grow()
+        row = self._free.pop()
+        prompt_len = len(request.prompt_token_ids)
+        self._row_of[request.handle] = row
+        self.requests[row] = request
+        self.phase[row] = Phase.WAITING
+        self.slot[row] = -1
+        self.handle[row] = request.handle
+        self.seq[row] = self._seq
+        self.arrival[row] = request.arrival
+        self.first_token[row] = np.nan
+        self.deadline[row] = request.arrival + request.slo.deadline
+        self.priority[row] = request.priority
+        self.tenant[row] = self.code(request.tenant)
+        self.request_class[row] = self.code(request.request_class)
+        self.prompt_len[row] = self.length[row] = self.target[row] = prompt_len
+        self.limit[row] = limit
+        self.chain[row] = chain
+        for name in ("computed", "cached", "launched", "blocks", "preemptions", "served"):
+            getattr(self, name)[row] = 0
+        self.predicted[row] = limit - prompt_len
+        self._set_stops(row, tuple(request.stop_token_ids))
+        self._seq += 1
+        return row
+
+    def free(self, row: int) -> None:
+        del self._row_of[int(self.handle[row])]
+        self.requests[row] = None
+        self.phase[row] = Phase.FREE
+        self._free.append(row)
+
+    def request(self, row: int) -> Request:
+        request = self.requests[row]
+        assert request is not None, f"row {row} is free"
+        return request
+
+    def _set_stops(self, row: int, stops: tuple[int, ...]) -> None:
+        width = self.stop_ids.shape[1]
+        if len(stops) > width:
+            extra = np.full((self.capacity, len(stops) - width), -1, np.int32)
+            self.stop_ids = np.concatenate([self.stop_ids, extra], axis=1)
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : len(stops)] = stops
+
+    def _grow(self) -> None:
+        old, self.capacity = self.capacity, 2 * self.capacity
+        for name in (*self._COLUMNS, "stop_ids"):
+            column = getattr(self, name)
+            grown = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
+            grown[:old] = column
+            setattr(self, name, grown)
+        self.stop_ids[old:] = -1
+        self.requests.extend([None] * old)
+        self._free.extend(range(self.capacity - 1, old - 1, -1))
+
+
+class Rows:
+    """Some rows of the table, read by column: `rows.arrival` is float64[n]. What policies and their like are given.
+
+    Derived columns: `work`, tokens still to compute before the next token is sampled; `uncached`, the same less what
+    the prefix index is known to hold; `waited`, seconds since arrival (needs `now`).
+    """
+
+    __slots__ = ("_table", "index", "now")
+
+    def __init__(self, table: RequestTable, index: Ints, now: float) -> None:
+        self._table = table
+        self.index = index
+        self.now = now
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)[self.index]
+
+    @property
+    def work(self) -> Ints:
+        table = self._table
+        result: Ints = table.target[self.index] - table.computed[self.index]
+        return result
+
+    @property
+    def uncached(self) -> Ints:
+        table, index = self._table, self.index
+        result: Ints = table.target[index] - np.maximum(table.computed[index], table.cached[index])
+        return result
+
+    @property
+    def waited(self) -> Floats:
+        result: Floats = self.now - self._table.arrival[self.index]
+        return result
+
+
+class RowSet:
+    """A set of row numbers as an array: add and discard in constant time, members as a view without copying."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._members = np.zeros(capacity, np.int32)
+        self._position: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._position)
+
+    def __contains__(self, row: int) -> bool:
+        return row in self._position
+
+    @property
+    def rows(self) -> Ints:
+        """int32[n], a view that the next add or discard changes."""
+        return self._members[: len(self._position)]
+
+    def add(self, row: int) -> None:
+        count = len(self._position)
+        if count == len(self._members):
+            self._members = np.concatenate([self._members, np.zeros_like(self._members)])
+        self._members[count] = row
+        self._position[row] = count
+
+    def discard(self, row: int) -> None:
+        position = self._position.pop(row, None)
+        if position is None:
+            return
+        last = len(self._position)
+        if position != last:
+            moved = int(self._members[last])
+            self._members[position] = moved
+            self._position[moved] = position
+
+
+__all__ = ["Bools", "Floats", "Phase", "RequestTable", "RowSet", "Rows"]

@@ -1,0 +1,128 @@
+"""The one loop: schedule, launch, collect, commit, with up to `depth` steps launched at a time.
+
+The live engine, the in-process LLM, the paced benchmarks and the twin all run it; only clock and executor differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headway.core.batch import Batch, StepEvents, Wait
+from headway.core.kv_cache import BlockPool
+from headway.core.request import FinishReason, Request
+from headway.core.scheduler import Event, Scheduler
+from headway.engine.config import EngineConfig
+from headway.executors.base import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStats:
+    """A snapshot. Totals count since the start; times in seconds, `kv_usage` and `batch_efficiency` are shares."""
+
+    num_running: int
+    num_waiting: int
+    waiting_by_reason: dict[str, int]
+    kv_usage: float
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_steps: int
+    num_batched_tokens: int
+    num_batched_rows: int
+    num_pad_tokens: int
+    batch_efficiency: float
+    device_time: float
+    host_gap: float
+    """Time in which there was work but the device had none."""
+
+
+class EngineLoop:
+    """Drives a scheduler and an executor on a clock. Not thread safe: one thread owns it."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float]) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.clock = clock
+        self.wait_until = math.inf
+        self._in_flight: deque[tuple[Batch, Any]] = deque()
+        self._device_time = 0.0
+        self._host_gap = 0.0
+        self._idle_since: float | None = None
+
+    def add(self, request: Request) -> None:
+        """Raises RequestError when the request can never be served."""
+        self.scheduler.add(request, self.clock())
+
+    def abort(
+        self, handle: int, reason: FinishReason = FinishReason.ABORT, stop_token: int | None = None
+    ) -> StepEvents | None:
+        """Ends a request; None when it has ended already."""
+        return self.scheduler.abort(handle, self.clock(), reason, stop_token)
+
+    def step(self) -> StepEvents | None:
+        """Launches what may be launched, collects the oldest step and commits it.
+
+        Returns None when there is nothing to compute; `wait_until` then says when to ask again even if nothing arrives.
+        """
+        self._launch_ahead()
+        if not self._in_flight:
+            self._idle_since = None
+            return None
+        batch, ticket = self._in_flight.popleft()
+        try:
+            output = self.executor.collect(ticket)
+        except Exception as error:  # whatever a device may throw ends the requests of this step only
+            return self.scheduler.fail(batch, f"the step failed: {type(error).__name__}: {error}", self.clock())
+        now = self.clock()
+        self._device_time += output.device_time
+        self._idle_since = None if self._in_flight else now
+        return self.scheduler.commit(batch, output, now)
+
+    def _launch_ahead(self) -> None:
+        while len(self._in_flight) < self.scheduler.config.depth:
+            now = self.clock()
+            batch = self.scheduler.schedule(now)
+            if isinstance(batch, Wait):
+                self.wait_until = batch.until
+                return
+            if self._idle_since is not None:
+                self._host_gap += now - self._idle_since
+                self._idle_since = None
+            self._in_flight.append((batch, self.executor.launch(batch)))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs or is launched."""
+        return not (self._in_flight or len(self.scheduler.table))
+
+    def stats(self) -> LoopStats:
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        return LoopStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            waiting_by_reason=scheduler.waiting_by_reason(),
+            kv_usage=scheduler.pool.usage,
+            num_preemptions=counters.num_preemptions,
+            num_recomputed_tokens=counters.num_recomputed_tokens,
+            num_steps=counters.num_steps,
+            num_batched_tokens=counters.num_batched_tokens,
+            num_batched_rows=counters.num_batched_rows,
+            num_pad_tokens=counters.num_pad_tokens,
+            batch_efficiency=counters.num_batched_rows / max(1, counters.num_steps * scheduler.config.max_batch_size),
+            device_time=self._device_time,
+            host_gap=self._host_gap,
+        )
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def make_scheduler(config: EngineConfig, executor: Executor, log: Callable[[Event], None] | None = None) -> Scheduler:
+    """The scheduler that fits what the executor can hold."""
+    capacity = executor.capacity()
+    limits = replace(config.scheduler, max_num_seqs=capacity.max_num_seqs)
+    pool = BlockPool(capacity.num_blocks, capacity.block_size, limits.seqs, capacity.max_model_len)
+    return Scheduler(limits, pool, capacity.max_model_len, log=log)

@@ -1,0 +1,175 @@
+"""An executor whose KV memory is checked: an independent truth about blocks, positions and tokens.
+
+Every cell of the paged memory remembers whose token at which position was written there. A row that is computed must
+find all its earlier positions in the blocks that its table names; a block may not change hands while a launched step
+touches it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headway.core.batch import Batch, StepOutput
+from headway.core.config import SchedulerConfig
+from headway.core.kv_cache import BlockPool
+from headway.core.request import Request, SamplingParams
+from headway.core.scheduler import Scheduler
+from headway.engine.loop import EngineLoop
+from headway.executors.base import Capacity
+from headway.executors.simulated import VirtualClock
+
+EOS = 7
+
+
+def expected_token(handle: int, position: int, natural_len: int) -> int:
+    """The token of request `handle` at `position`, its answer being `natural_len` tokens long, EOS included."""
+    return EOS if position >= natural_len else 1000 + (handle * 7919 + position * 104729) % 50_000
+
+
+@dataclass
+class Sequence:
+    handle: int
+    tokens: dict[int, int]
+    end: int
+    blocks: dict[int, int] = field(default_factory=dict)
+
+
+class MemoryExecutor:
+    """Takes `step_time` seconds a step on a virtual clock. `natural`: handle to the number of tokens until its EOS."""
+
+    def __init__(
+        self, capacity: Capacity, clock: VirtualClock, natural: dict[int, int], step_time: float = 1.0
+    ) -> None:
+        self._capacity = capacity
+        self.clock = clock
+        self.natural = natural
+        self.step_time = step_time
+        self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.sequences: dict[int, Sequence] = {}
+        self.touched: deque[tuple[int, dict[int, int]]] = deque()
+        self.free_at = 0.0
+        self.batches: list[Batch] = []
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def launch(self, batch: Batch) -> tuple[StepOutput, float]:
+        assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
+        assert (batch.num_tokens > 0).all()
+        self.batches.append(batch)
+        for new in batch.admitted:
+            tokens = dict(enumerate(new.token_ids.tolist()))
+            self.sequences[new.slot] = Sequence(new.handle, tokens, new.prompt_len + self.natural[new.handle] - 1)
+        for slot, index, block in zip(batch.block_slots, batch.block_index, batch.block_ids, strict=True):
+            sequence = self.sequences[int(slot)]
+            assert int(index) == len(sequence.blocks), "a block table has a hole"
+            for _, blocks in self.touched:
+                assert blocks.get(int(block), sequence.handle) == sequence.handle, "a block changed hands too early"
+            sequence.blocks[int(index)] = int(block)
+        touched: dict[int, int] = {}
+        out = [self._compute(batch, i, touched) for i in range(len(batch.slots))]
+        self.touched.append((batch.step_id, touched))
+        tokens = np.array([token for token in out if token is not None], np.int32)
+        self.free_at = max(self.free_at, self.clock()) + self.step_time
+        return StepOutput(batch.step_id, batch.samples.astype(np.int32), tokens, elapsed=self.step_time), self.free_at
+
+    def _compute(self, batch: Batch, i: int, touched: dict[int, int]) -> int | None:
+        sequence = self.sequences[int(batch.slots[i])]
+        block_size = self._capacity.block_size
+        end = int(batch.starts[i] + batch.num_tokens[i])
+
+        def cell(position: int) -> tuple[int, int]:
+            return sequence.blocks[position // block_size], position % block_size
+
+        for position in range(int(batch.starts[i]), end):
+            self.memory[cell(position)] = (sequence.handle, position, sequence.tokens[position])
+        for position in range(end):
+            found = self.memory.get(cell(position))
+            assert found == (sequence.handle, position, sequence.tokens[position]), f"KV is wrong: {found}"
+            touched[cell(position)[0]] = sequence.handle
+        if not batch.samples[i]:
+            return None
+        token = expected_token(sequence.handle, end, sequence.end)
+        sequence.tokens[end] = token
+        return token
+
+    def collect(self, ticket: tuple[StepOutput, float]) -> StepOutput:
+        output, end = ticket
+        step_id, _ = self.touched.popleft()
+        assert step_id == output.step_id
+        self.clock.advance_to(end)
+        return output
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class World:
+    """A scheduler, a checked executor and the loop between them, on a virtual clock."""
+
+    config: SchedulerConfig
+    num_blocks: int = 64
+    block_size: int = 4
+    max_model_len: int = 64
+    step_time: float = 1.0
+    policy: object = None
+    formation: object = None
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.natural: dict[int, int] = {}
+        capacity = Capacity(self.num_blocks, self.block_size, self.config.seqs, self.max_model_len)
+        self.executor = MemoryExecutor(capacity, self.clock, self.natural, self.step_time)
+        self.events: list = []
+        self.scheduler = self.fresh_scheduler()
+        self.scheduler.log = self.events.append
+        self.loop = EngineLoop(self.scheduler, self.executor, self.clock)
+        self.tokens: dict[int, list[int]] = {}
+        self.finished: dict[int, object] = {}
+
+    def fresh_scheduler(self) -> Scheduler:
+        pool = BlockPool(self.num_blocks, self.block_size, self.config.seqs, self.max_model_len)
+        return Scheduler(self.config, pool, self.max_model_len)
+
+    def add(self, handle: int, prompt_len: int, max_tokens: int, natural: int = 10**6, arrival: float | None = None):
+        self.natural[handle] = natural
+        request = Request(
+            id=f"r{handle}",
+            handle=handle,
+            prompt_token_ids=[100 + (handle * 31 + i) % 800 for i in range(prompt_len)],
+            params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            arrival=self.clock() if arrival is None else arrival,
+            stop_token_ids=(EOS,),
+        )
+        self.loop.add(request)
+        self.tokens[handle] = []
+        return request
+
+    def note(self, events) -> None:
+        if events is None:
+            return
+        for handle, token in zip(events.handles.tolist(), events.token_ids.tolist(), strict=True):
+            assert handle not in self.finished, "a token after the end"
+            self.tokens[handle].append(token)
+        for finished in events.finished:
+            assert finished.handle not in self.finished, "ended twice"
+            self.finished[finished.handle] = finished
+
+    def abort(self, handle: int) -> None:
+        self.note(self.loop.abort(handle))
+
+    def step(self) -> bool:
+        events = self.loop.step()
+        self.note(events)
+        self.scheduler.check()
+        return events is not None
+
+    def drain(self, limit: int = 20_000) -> None:
+        for _ in range(limit):
+            if not self.step():
+                return
+        raise AssertionError("it does not end")

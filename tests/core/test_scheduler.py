@@ -1,0 +1,258 @@
+"""The scheduler's promises, on an executor that checks every KV cell: conservation, exactness, accounting, replay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.core.config import SchedulerConfig
+from headway.core.event_log import replay
+from headway.core.request import FinishReason, RequestError
+from tests.core.memory import EOS, World, expected_token
+
+configs = st.builds(
+    lambda batch, extra, budget, chunked, partial, depth, burst: SchedulerConfig(
+        max_batch_size=batch,
+        max_num_seqs=batch + extra,
+        max_num_batched_tokens=batch + budget,
+        chunked_prefill=chunked,
+        max_num_partial_prefills=partial,
+        depth=depth,
+        burst_size=burst,
+    ),
+    batch=st.integers(1, 6),
+    extra=st.integers(0, 4),
+    budget=st.integers(0, 24),
+    chunked=st.booleans(),
+    partial=st.integers(1, 3),
+    depth=st.integers(1, 2),
+    burst=st.none() | st.integers(1, 3),
+)
+requests = st.lists(
+    st.tuples(
+        st.floats(0, 12),  # arrival
+        st.integers(1, 20),  # prompt
+        st.integers(1, 16),  # max_tokens
+        st.integers(1, 24),  # natural length
+        st.none() | st.floats(0, 40),  # abort after
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def run(world: World, plan) -> None:
+    """Adds and aborts at their times (as the live engine does, between steps) until everything has ended."""
+    arrivals = sorted((arrival, i) for i, (arrival, *_) in enumerate(plan))
+    aborts = sorted((arrival + after, i) for i, (arrival, _, _, _, after) in enumerate(plan) if after is not None)
+    while arrivals or aborts or not world.loop.idle:
+        now = world.clock()
+        while arrivals and arrivals[0][0] <= now:
+            arrival, i = arrivals.pop(0)
+            world.add(i, *plan[i][1:4], arrival=arrival)
+        while aborts and aborts[0][0] <= now and aborts[0][1] in world.tokens:
+            world.abort(aborts.pop(0)[1])
+        if not world.step():
+            upcoming = [events[0][0] for events in (arrivals, aborts) if events]
+            assert upcoming or world.loop.idle, "stuck: requests wait and nothing will ever happen"
+            if upcoming:
+                world.clock.advance_to(min(upcoming))
+
+
+def expected(
+    handle: int, prompt: int, max_tokens: int, natural: int, max_model_len: int
+) -> tuple[list[int], FinishReason]:
+    count = min(max_tokens, natural, max_model_len - prompt)
+    tokens = [expected_token(handle, prompt + i, prompt + natural - 1) for i in range(count)]
+    return tokens, FinishReason.STOP if tokens[-1] == EOS else FinishReason.LENGTH
+
+
+@settings(max_examples=400, deadline=None)
+@given(configs, requests, st.integers(9, 40), st.integers(1, 5))
+def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size):
+    """Random arrivals, lengths, aborts and pools so small that rows are preempted."""
+    longest = max(prompt + max_tokens for _, prompt, max_tokens, _, _ in plan)
+    world = World(config, max(num_blocks, -(-longest // block_size)), block_size, max_model_len=40)
+    run(world, plan)
+
+    assert set(world.finished) == set(range(len(plan)))
+    for handle, (arrival, prompt, max_tokens, natural, abort_after) in enumerate(plan):
+        finished = world.finished[handle]
+        tokens, reason = expected(handle, prompt, max_tokens, natural, 40)
+        if finished.reason == FinishReason.ABORT:
+            assert abort_after is not None
+            assert world.tokens[handle] == tokens[: len(world.tokens[handle])]
+        else:
+            assert world.tokens[handle] == tokens
+            assert finished.reason == reason
+        assert finished.output_len == len(world.tokens[handle])
+        assert finished.prompt_len == prompt
+        assert sum(finished.state_times.values()) == pytest.approx(finished.finished - arrival, abs=1e-9)
+        assert all(seconds >= 0 for seconds in finished.state_times.values())
+
+    scheduler = world.scheduler
+    assert scheduler.pool.available == scheduler.pool.num_blocks
+    assert len(scheduler.table) == len(scheduler.waiting) == len(scheduler.running) == 0
+    assert not scheduler._saved
+
+    again = replay(world.events, world.fresh_scheduler())
+    assert len(again) == len(world.executor.batches)
+    for first, second in zip(world.executor.batches, again, strict=True):
+        for name in ("rows", "slots", "starts", "num_tokens", "samples", "block_slots", "block_index", "block_ids"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs, requests)
+def test_limits_hold_in_every_step(config, plan):
+    world = World(config, num_blocks=400, block_size=2, max_model_len=40)
+    run(world, plan)
+    for batch in world.executor.batches:
+        assert len(batch.rows) <= config.max_batch_size
+        assert len(batch.admitted) <= (config.burst_size or config.seqs)
+        if config.chunked_prefill:
+            assert batch.total_tokens <= config.max_num_batched_tokens
+        else:
+            fresh = {new.slot: len(new.token_ids) for new in batch.admitted}
+            for slot, tokens in zip(batch.slots.tolist(), batch.num_tokens.tolist(), strict=True):
+                assert tokens == fresh.get(slot, 1), "a prompt was cut although chunking is off"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 2), st.integers(1, 12))
+def test_two_that_do_not_fit_together_both_finish(num_requests, depth, block_size):
+    """A pool that holds one request at its full length, and no two: no deadlock, no livelock."""
+    config = SchedulerConfig(max_batch_size=4, max_num_batched_tokens=8, depth=depth)
+    world = World(config, num_blocks=-(-39 // block_size), block_size=block_size, max_model_len=40)
+    for handle in range(num_requests):
+        world.add(handle, prompt_len=10, max_tokens=30)
+    world.drain(limit=2_000)
+    assert len(world.finished) == num_requests
+    assert all(len(tokens) == 30 for tokens in world.tokens.values())
+
+
+def test_a_decode_waits_for_no_prompt():
+    """With a long prompt coming in, every row on board still gets a token in every step."""
+    world = World(SchedulerConfig(max_batch_size=4, max_num_batched_tokens=8, depth=1), max_model_len=64)
+    world.add(0, prompt_len=4, max_tokens=30)
+    world.step()
+    world.add(1, prompt_len=40, max_tokens=2)
+    for _ in range(5):
+        world.step()
+    assert len(world.tokens[0]) == 6
+    assert [batch.total_tokens for batch in world.executor.batches[1:6]] == [8] * 5
+
+
+def test_several_prompts_share_a_step():
+    config = SchedulerConfig(max_batch_size=4, max_num_batched_tokens=12, max_num_partial_prefills=3, depth=1)
+    world = World(config, max_model_len=64)
+    for handle, prompt_len in enumerate([30, 30, 2]):
+        world.add(handle, prompt_len, max_tokens=2)
+    world.step()
+    assert sorted(world.executor.batches[0].num_tokens.tolist()) == [2, 5, 5]
+
+
+def test_nobody_is_evicted_in_vain():
+    """A row that would not fit even alone with the free blocks of all later ones evicts nobody."""
+    world = World(
+        SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64, depth=1), num_blocks=10, max_model_len=40
+    )
+    world.add(0, prompt_len=16, max_tokens=20)
+    world.add(1, prompt_len=12, max_tokens=8)
+    world.drain()
+    assert world.scheduler.counters.num_preemptions == 1  # the later one, once
+    assert [len(world.tokens[h]) for h in (0, 1)] == [20, 8]
+    assert world.finished[0].preemptions == 0
+    assert world.finished[1].state_times["preempted"] > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_closing_a_hundred_in_mid_stream_returns_every_block_within_the_depth(depth):
+    config = SchedulerConfig(max_batch_size=100, max_num_batched_tokens=200, depth=depth)
+    world = World(config, num_blocks=2000, max_model_len=64)
+    for handle in range(100):
+        world.add(handle, prompt_len=5, max_tokens=50)
+    for _ in range(10):
+        world.step()
+    for handle in range(100):
+        world.abort(handle)
+    assert len(world.finished) == 100
+    for _ in range(depth):
+        world.step()
+    assert world.scheduler.pool.available == 2000
+    assert world.loop.idle
+
+
+def test_a_failed_step_ends_only_its_own_requests():
+    world = World(SchedulerConfig(max_batch_size=2, max_num_batched_tokens=20, depth=1), max_model_len=64)
+    for handle in range(3):
+        world.add(handle, prompt_len=5, max_tokens=4)
+    collect = world.executor.collect
+
+    def broken(ticket):
+        world.executor.collect = collect
+        collect(ticket)
+        raise RuntimeError("the device is on fire")
+
+    world.executor.collect = broken
+    world.drain()
+    assert {h: f.reason for h, f in world.finished.items()} == {
+        0: FinishReason.ERROR,
+        1: FinishReason.ERROR,
+        2: FinishReason.LENGTH,
+    }
+    assert "on fire" in world.finished[0].message
+    assert world.scheduler.pool.available == world.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "code"),
+    [(0, 1, None), (64, 1, "context_length_exceeded"), (10, 54, "context_length_exceeded")],
+)
+def test_what_can_never_be_served_is_refused_at_once(prompt_len, max_tokens, code):
+    world = World(SchedulerConfig(max_batch_size=2, max_num_batched_tokens=20), num_blocks=8, max_model_len=64)
+    with pytest.raises(RequestError) as error:
+        world.add(0, prompt_len, max_tokens)
+    assert error.value.code == code
+    assert world.loop.idle
+
+
+def test_every_wait_has_its_reason():
+    """One row, a batch of one: the second waits for a row; what it waits adds up to the time the first takes."""
+    world = World(
+        SchedulerConfig(max_batch_size=1, max_num_seqs=1, max_num_batched_tokens=32, depth=1), max_model_len=64
+    )
+    world.add(0, prompt_len=4, max_tokens=6)
+    world.add(1, prompt_len=4, max_tokens=2)
+    world.drain()
+    assert world.finished[0].state_times == pytest.approx({"prefill": 1.0, "decode": 5.0})
+    assert world.finished[1].state_times == pytest.approx({"wait_row": 6.0, "prefill": 1.0, "decode": 1.0})
+
+
+def test_prompts_in_chunks_never_evict_each_other():
+    """What a prompt on board will still need is promised to it: the next one comes when both fit."""
+    config = SchedulerConfig(max_batch_size=8, max_num_batched_tokens=8, depth=1, max_num_partial_prefills=4)
+    world = World(config, num_blocks=16, block_size=4, max_model_len=64)
+    for handle in range(12):
+        world.add(handle, prompt_len=30, max_tokens=2)
+    world.drain()
+    assert world.scheduler.counters.num_preemptions == 0
+
+
+def test_eviction_that_would_not_help_is_not_done():
+    world = World(
+        SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64, depth=1), num_blocks=20, max_model_len=40
+    )
+    for handle in range(3):
+        world.add(handle, prompt_len=8, max_tokens=8)
+    world.step()
+    scheduler = world.scheduler
+    last = np.array([scheduler.table.row_of(2)], np.int32)
+    held = int(scheduler.table.blocks[last[0]])
+    assert scheduler._evict(last, held + 1, now=1.0) == (0, 0)
+    assert scheduler.counters.num_preemptions == 0
+    assert scheduler._evict(last, held, now=1.0) == (held, 0)
+    world.drain()
+    assert [len(world.tokens[h]) for h in range(3)] == [8, 8, 8]
