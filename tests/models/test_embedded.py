@@ -1,0 +1,78 @@
+"""The embedded model against transformers' reading of the same file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
+
+from headway.engine.text import Tokenizer
+from headway.models import load
+from headway.models.llama import DecoderModel
+from tests import naive
+from tests.texts import sharegpt
+
+
+@pytest.fixture(scope="module")
+def model(embedded_gguf: Path) -> DecoderModel:
+    return load(embedded_gguf, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def reference(embedded_gguf: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(
+        embedded_gguf.parent,
+        gguf_file=embedded_gguf.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+
+
+def assert_greedy_equal(
+    model: DecoderModel, reference: PreTrainedModel, tokenizer: Tokenizer, count: int, length: int
+) -> None:
+    for question in sharegpt(count):
+        messages = [{"role": "user", "content": question}]
+        prompt = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)[:512]
+        tokens, margins = naive.greedy(model, prompt, length)
+        expected = reference.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=length,
+            min_new_tokens=length,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )[0, len(prompt) :].tolist()
+        for i, (ours, theirs) in enumerate(zip(tokens, expected, strict=True)):
+            if ours != theirs:
+                assert margins[i] < 1e-4, f"token {i}: {ours} instead of {theirs}, leading by {margins[i]}"
+                print(f"token {i} differs, where the two best logits are within {margins[i]:.1e}")
+                break
+
+
+def test_greedy_tokens_equal_those_of_transformers(model, reference, tokenizer):
+    assert_greedy_equal(model, reference, tokenizer, count=3, length=16)
+
+
+@pytest.mark.slow
+def test_greedy_tokens_equal_those_of_transformers_at_length(model, reference, tokenizer):
+    assert_greedy_equal(model, reference, tokenizer, count=20, length=64)
+
+
+def test_a_gguf_equals_its_dequantised_twin(model, reference, tokenizer, tmp_path):
+    reference.save_pretrained(tmp_path)
+    twin = load(tmp_path, torch.float32)
+    prompt = tokenizer.encode("Nobody expects the Spanish Inquisition!")
+    assert torch.equal(naive.logits(model, prompt), naive.logits(twin, prompt))
+
+
+def test_bfloat16_stays_near_float32(model, embedded_gguf, tokenizer):
+    prompt = tokenizer.encode("The capital of France is")
+    exact = naive.logits(model, prompt)[-1]
+    rounded = naive.logits(load(embedded_gguf, torch.bfloat16), prompt)[-1]
+    assert rounded.dtype == torch.float32
+    assert int(rounded.argmax()) == int(exact.argmax())
+    assert (rounded - exact).abs().max() < 0.05 * exact.abs().max()
