@@ -1,7 +1,8 @@
 """Load-test any OpenAI-compatible server.
 
-A closed loop (--concurrency users, each sending when the last answer is complete) or an open one (--rate,
-Poisson arrivals). Latencies count from when a request was due. Exit status 1 where any request failed.
+A closed loop (--concurrency users, each of whom sends a request when the last one is answered) or
+an open one (--rate, Poisson arrivals). Latencies count from when a request was due. Exit status 1
+where any request failed.
 """
 
 from __future__ import annotations

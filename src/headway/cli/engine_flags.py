@@ -14,14 +14,11 @@ from headway.engine.config import EngineConfig
 _DEFAULTS = {field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)}
 
 
+MODEL_HELP = "a folder in Hugging Face layout, a .gguf file, or smollm2, the embedded model (the default)"
+
+
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL and the engine's flags; one that is not given is None, so that its config's default holds."""
-    parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a folder in Hugging Face layout, a .gguf file, or smollm2, the embedded model (the default)",
-    )
+    """Add the engine's flags; one that is not given is None, so that its config's own default holds."""
     group = parser.add_argument_group("model and memory")
     _add(group, "--dtype", "of weights and KV; auto is bfloat16", choices=["auto", "bfloat16", "float32"])
     _add(group, "--device", "cpu or cuda", metavar="NAME")
