@@ -1,0 +1,59 @@
+"""The FastAPI application."""
+
+from __future__ import annotations
+
+import http
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+import headway
+from headway.server.envelope import Envelope
+from headway.server.errors import FAILURES, ApiError, as_api_error
+from headway.server.routes import router
+from headway.server.service import Service
+from headway.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from headway.engine.api import Engine
+
+
+def create_app(engine: Engine | None = None, settings: ServerSettings | None = None) -> FastAPI:
+    """The server's application: OpenAI's API for `engine`, which stays its caller's to close.
+
+    Without an engine it answers 503 until `app.state.service.attach(engine)`.
+    """
+    service = Service(settings or ServerSettings())
+    app = FastAPI(title="headway", version=headway.__version__, description="An LLM serving engine.")
+    app.state.service = service
+    app.include_router(router)
+    app.add_middleware(Envelope, origins=service.settings.cors_origins)
+    for failure in FAILURES:
+        app.add_exception_handler(failure, _failure)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    if engine is not None:
+        service.attach(engine)
+    return app
+
+
+async def _failure(request: Request, error: Exception) -> Response:
+    answer = as_api_error(error)
+    request.app.state.service.tally.reject(answer)
+    return answer.response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Routing found no such path or method."""
+    assert isinstance(error, HTTPException)
+    name = http.HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
+    response = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}", code=name).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it

@@ -1,0 +1,22 @@
+"""What the HTTP side may be told; the engine's own settings are EngineConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Limits and habits of the HTTP server.
+
+    `max_body_bytes`: a larger request body is refused with 413. `ping_seconds`: a stream that was silent for so long
+    gets a comment, so that proxies keep it open. `grace_seconds`: how long requests in flight may go on after SIGTERM.
+    `keep_alive_seconds`: how long an idle connection stays open. `cors_origins`: origins whose pages may read answers.
+    """
+
+    max_body_bytes: int = 16 * 1024 * 1024
+    ping_seconds: float = 10.0
+    grace_seconds: float = 10.0
+    keep_alive_seconds: int = 75
+    cors_origins: Sequence[str] = ("*",)
