@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.core.config import SchedulerConfig
+from headway.executors.config import Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class EngineConfig:
     model: str | None = None
     served_model_name: str | None = None
     executor: str = "torch"
-    dtype: str = "auto"
+    dtype: Dtype = "auto"
     device: str = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9

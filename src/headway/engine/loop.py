@@ -6,6 +6,7 @@ The live engine, the in-process LLM, the paced benchmarks and the twin all run i
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,9 +15,12 @@ from typing import Any
 from headway.core.batch import Batch, StepEvents, Wait
 from headway.core.kv_cache import BlockPool
 from headway.core.request import FinishReason, Request
-from headway.core.scheduler import Event, Scheduler
+from headway.core.scheduler import Scheduler
 from headway.engine.config import EngineConfig
-from headway.executors.base import Executor
+from headway.engine.event_log import EventLog
+from headway.executors import make_executor
+from headway.executors.base import Capacity, Executor
+from headway.executors.config import ExecutorConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,14 @@ class LoopStats:
 class EngineLoop:
     """Drives a scheduler and an executor on a clock. Not thread safe: one thread owns it."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float], event_log: EventLog | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
+        self.event_log = event_log
+        self.scheduler.log = event_log or scheduler.log
         self.wait_until = math.inf
         self._in_flight: deque[tuple[Batch, Any]] = deque()
         self._device_time = 0.0
@@ -118,11 +126,38 @@ class EngineLoop:
 
     def close(self) -> None:
         self.executor.close()
+        if self.event_log is not None:
+            self.event_log.close()
 
 
-def make_scheduler(config: EngineConfig, executor: Executor, log: Callable[[Event], None] | None = None) -> Scheduler:
-    """The scheduler that fits what the executor can hold."""
-    capacity = executor.capacity()
+def make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
+    """The scheduler that fits what an executor can hold."""
     limits = replace(config.scheduler, max_num_seqs=capacity.max_num_seqs)
-    pool = BlockPool(capacity.num_blocks, capacity.block_size, limits.seqs, capacity.max_model_len)
-    return Scheduler(limits, pool, capacity.max_model_len, log=log)
+    pool = BlockPool(capacity.num_blocks, capacity.block_size, capacity.max_num_seqs, capacity.max_model_len)
+    return Scheduler(limits, pool, capacity.max_model_len)
+
+
+def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], None]) -> EngineLoop:
+    """The loop of a live engine: its executor loads the model and tells `report` what memory it takes.
+
+    Raises:
+        ModelError: the model cannot be read or does not fit.
+    """
+    executor = make_executor(
+        config.executor,
+        ExecutorConfig(
+            model=model_path,
+            dtype=config.dtype,
+            device=config.device,
+            kv_cache_memory=config.kv_cache_memory,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.scheduler.seqs,
+            max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+            threads=config.threads,
+        ),
+        report,
+    )
+    log = EventLog(config.event_log) if config.event_log is not None else None
+    return EngineLoop(make_scheduler(config, executor.capacity()), executor, time.monotonic, log)

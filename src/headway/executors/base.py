@@ -10,7 +10,7 @@ from headway.core.batch import Batch, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor can hold: KV blocks (block ids are 0 .. num_blocks - 1), sequences and their length in tokens."""
+    """What an executor can hold: KV blocks (ids 0 .. num_blocks - 1), sequences, and their length in tokens."""
 
     num_blocks: int
     block_size: int
