@@ -57,3 +57,8 @@ def memory_size(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes such as 4G, 4GiB or 512M")
     return size
+
+
+def port_number(text: str) -> int:
+    """A TCP port, or 0 for one that is free."""
+    return _checked(int, text, lambda value: 0 <= value <= 65535, "a port: a whole number from 0 to 65535")
