@@ -58,17 +58,22 @@ def test_every_command_has_help_that_fits_a_screen(name: str, capsys, monkeypatc
     assert max(map(len, text.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in COMMANDS)])
-def test_help_comes_at_once_and_without_torch(arguments: list[str]):
-    command = [sys.executable, "-X", "importtime", "-m", "headway.cli.main", *arguments]
-    best = 10.0
-    for _ in range(3):
+def test_the_overview_comes_at_once():
+    seconds = []
+    for _ in range(5):
         start = time.perf_counter()
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        best = min(best, time.perf_counter() - start)
+        assert run("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_s_help_imports_nothing_heavy(name: str):
+    command = [sys.executable, "-X", "importtime", "-m", "headway.cli.main", name, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert not imported & {"torch", "transformers", "numpy", "fastapi", "aiohttp", "rich"}
-    assert best < 0.3
+    assert "argparse" in imported
+    assert not imported & {"torch", "transformers", "tokenizers", "fastapi", "aiohttp", "rich"}
 
 
 @pytest.mark.parametrize(

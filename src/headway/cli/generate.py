@@ -1,7 +1,8 @@
 """Generate text in the terminal.
 
-The prompt is the argument, or standard input where there is none. It goes through the model's chat template
-unless --raw is given. The text goes to standard output as it is made, all else to standard error.
+The prompt is the argument, or standard input where there is none. It goes through the model's chat
+template unless --raw is given. The text goes to standard output as it is made, all else to standard
+error.
 """
 
 from __future__ import annotations
