@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +111,7 @@ async def _run(args: argparse.Namespace, console: Any) -> int:
     summary = summarise(results)
     console.print(render(summary, f"{model} at {args.base_url}: {_load_name(args)}, {_dataset_name(args)}"))
     if args.json:
-        flags = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items()}
-        flags.pop("api_key")
+        flags = {name: _plain(value) for name, value in vars(args).items() if name != "api_key"}
         write_json(args.json, summary, results, machine=machine.facts(), model=model, flags=flags)
     return 1 if summary.failed else 0
 
@@ -165,6 +165,11 @@ def _tokenizer(name: str | None) -> Any:
     from headway.engine.text import Tokenizer
 
     return Tokenizer.load(resolve_model(name))
+
+
+def _plain(value: Any) -> Any:
+    """A flag's value as JSON can hold it."""
+    return str(value) if isinstance(value, Path) or value == math.inf else value
 
 
 def _json_object(text: str) -> dict[str, Any]:

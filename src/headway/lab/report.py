@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -108,36 +108,41 @@ def summarise(results: Sequence[Result]) -> Summary:
 
 
 def render(summary: Summary, title: str) -> RenderableType:
-    """The summary as a table for a terminal, with what went wrong below it."""
-    table = Table(title=title, title_justify="left", title_style="bold")
-    table.add_column("milliseconds")
-    for heading in ("mean", *(f"P{percent}" for percent in PERCENTILES)):
+    """The summary as tables for a terminal, with what went wrong below them."""
+    counts = _table("requests", "failed", "short", "seconds", "requests/s", "output tokens/s", "all tokens/s")
+    counts.add_row(
+        f"{summary.requests:,}",
+        f"{summary.failed:,}",
+        f"{summary.short:,}",
+        f"{summary.duration:,.1f}",
+        f"{summary.request_throughput:,.2f}",
+        f"{summary.output_throughput:,.1f}",
+        f"{summary.total_throughput:,.1f}",
+    )
+    latencies = _table("milliseconds", "mean", *(f"P{percent}" for percent in PERCENTILES))
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        spread: Spread | None = getattr(summary, name)
+        values = astuple(spread) if spread else ()
+        latencies.add_row(name.upper(), *(f"{value * 1000:,.1f}" for value in values))
+    return Group(Text(title, "bold"), counts, latencies, *map(Text, _remarks(summary)))
+
+
+def _table(*headings: str) -> Table:
+    table = Table()
+    for heading in headings:
         table.add_column(heading, justify="right")
-    for name, spread in {
-        "TTFT": summary.ttft,
-        "TPOT": summary.tpot,
-        "ITL": summary.itl,
-        "E2E": summary.e2e,
-    }.items():
-        values = asdict(spread).values() if spread else ()
-        table.add_row(name, *(f"{value * 1000:,.1f}" for value in values))
-    return Group(table, *map(Text, _lines(summary)))
+    return table
 
 
-def _lines(summary: Summary) -> list[str]:
-    answered = summary.requests - summary.failed
-    lines = [
-        f"{answered} of {summary.requests} requests answered in {summary.duration:.1f} s: "
-        f"{summary.request_throughput:.2f} requests/s",
-        f"{summary.output_tokens:,} output tokens: {summary.output_throughput:,.1f} tokens/s; with "
-        f"{summary.prompt_tokens:,} prompt tokens: {summary.total_throughput:,.1f} tokens/s",
-        f"{summary.failed} failed, {summary.short} short (fewer tokens than asked for)",
-    ]
+def _remarks(summary: Summary) -> list[str]:
+    lines = [f"{summary.prompt_tokens:,} prompt tokens, {summary.output_tokens:,} output tokens"]
+    if summary.short:
+        lines.append(f"{summary.short} short: their answers ended before the wanted number of tokens")
     if summary.counted_by_chunks:
         lines.append(f"{summary.counted_by_chunks} answers came without usage: their chunks were counted as tokens")
     if summary.lateness and summary.lateness.p99 > 0.1:
         lines.append(f"requests left this client up to {summary.lateness.p99:.2f} s (P99) late; that time is counted")
-    lines += [f"  {count} x {error}" for error, count in summary.errors.items()]
+    lines += [f"{count} failed: {error}" for error, count in summary.errors.items()]
     return lines
 
 
@@ -153,4 +158,4 @@ def write_json(path: Path, summary: Summary, results: Sequence[Result], **contex
         "total_throughput": summary.total_throughput,
     }
     document = {**context, "summary": asdict(summary) | throughput, "samples": [asdict(result) for result in results]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
