@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # One thread in every process that a test starts: tests run beside others, and sums must not depend on the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,9 @@ from headway.engine.gguf_tokenizer import tokenizer_from_gguf
 from headway.engine.resolve import resolve_model
 from headway.engine.text import Tokenizer
 from headway.models.gguf import GgufFile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,6 +49,20 @@ def embedded_gguf() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(embedded_gguf: Path) -> Tokenizer:
     return Tokenizer.load(embedded_gguf)
+
+
+@pytest.fixture(scope="session")
+def reference_model(embedded_gguf: Path) -> PreTrainedModel:
+    """transformers' own reading of the embedded model, float32. Takes it 20 s: ask only where nothing else will do."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    return AutoModelForCausalLM.from_pretrained(
+        embedded_gguf.parent,
+        gguf_file=embedded_gguf.name,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
+    )
 
 
 @pytest.fixture(scope="session")

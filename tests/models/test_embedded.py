@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from headway.engine.text import Tokenizer
 from headway.models import load
@@ -20,24 +20,14 @@ def model(embedded_gguf: Path) -> DecoderModel:
     return load(embedded_gguf, torch.float32)
 
 
-@pytest.fixture(scope="module")
-def reference(embedded_gguf: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        embedded_gguf.parent,
-        gguf_file=embedded_gguf.name,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-
-
 def assert_greedy_equal(
-    model: DecoderModel, reference: PreTrainedModel, tokenizer: Tokenizer, count: int, length: int
+    model: DecoderModel, reference_model: PreTrainedModel, tokenizer: Tokenizer, count: int, length: int
 ) -> None:
     for question in sharegpt(count):
         messages = [{"role": "user", "content": question}]
-        prompt = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)[:512]
+        prompt = tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)[:128]
         tokens, margins = naive.greedy(model, prompt, length)
-        expected = reference.generate(
+        expected = reference_model.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt)),
             max_new_tokens=length,
@@ -53,17 +43,17 @@ def assert_greedy_equal(
                 break
 
 
-def test_greedy_tokens_equal_those_of_transformers(model, reference, tokenizer):
-    assert_greedy_equal(model, reference, tokenizer, count=3, length=16)
+def test_greedy_tokens_equal_those_of_transformers(model, reference_model, tokenizer):
+    assert_greedy_equal(model, reference_model, tokenizer, count=3, length=16)
 
 
 @pytest.mark.slow
-def test_greedy_tokens_equal_those_of_transformers_at_length(model, reference, tokenizer):
-    assert_greedy_equal(model, reference, tokenizer, count=20, length=64)
+def test_greedy_tokens_equal_those_of_transformers_at_length(model, reference_model, tokenizer):
+    assert_greedy_equal(model, reference_model, tokenizer, count=20, length=64)
 
 
-def test_a_gguf_equals_its_dequantised_twin(model, reference, tokenizer, tmp_path):
-    reference.save_pretrained(tmp_path)
+def test_a_gguf_equals_its_dequantised_twin(model, reference_model, tokenizer, tmp_path):
+    reference_model.save_pretrained(tmp_path)
     twin = load(tmp_path, torch.float32)
     prompt = tokenizer.encode("Nobody expects the Spanish Inquisition!")
     assert torch.equal(naive.logits(model, prompt), naive.logits(twin, prompt))

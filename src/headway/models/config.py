@@ -14,6 +14,9 @@ from headway.models.gguf import GgufFile
 HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 GGUF_ARCHITECTURES = ("llama",)
 
+_EXTENTS = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+_LARGEST = 10_000_000  # of any extent: beyond it the file is damaged, and tables would fill the memory
+
 
 @dataclass(frozen=True, slots=True)
 class LinearRope:
@@ -63,8 +66,8 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
-            if getattr(self, name) < 1:
+        for name in (*_EXTENTS, "max_position_embeddings"):
+            if not 1 <= getattr(self, name) <= _LARGEST:
                 raise ModelError(f"the model's {name} is {getattr(self, name)}, which makes no sense")
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
@@ -116,21 +119,21 @@ def _from_folder(folder: Path) -> ModelConfig:
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """The config that the object in a config.json describes, in the layout of transformers 4 or 5."""
     _refuse_unsupported(raw)
-    max_positions = _required(raw, "max_position_embeddings")
-    head_dim = raw.get("head_dim") or _required(raw, "hidden_size") // _required(raw, "num_attention_heads")
+    hidden, heads = _int(raw, "hidden_size"), _int(raw, "num_attention_heads")
+    positions = _int(raw, "max_position_embeddings")
     theta, scaling = _hf_rope(raw)
     attention_bias = bool(raw.get("attention_bias"))
     return ModelConfig(
         architecture=raw["architectures"][0],
-        num_layers=_required(raw, "num_hidden_layers"),
-        hidden_size=_required(raw, "hidden_size"),
-        num_heads=_required(raw, "num_attention_heads"),
-        num_kv_heads=raw.get("num_key_value_heads") or _required(raw, "num_attention_heads"),
-        head_dim=head_dim,
-        intermediate_size=_required(raw, "intermediate_size"),
-        vocab_size=_required(raw, "vocab_size"),
-        max_position_embeddings=min(max_positions, raw.get("sliding_window") or max_positions),
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+        num_layers=_int(raw, "num_hidden_layers"),
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=_int(raw, "num_key_value_heads", heads),
+        head_dim=_int(raw, "head_dim", hidden // max(heads, 1)),
+        intermediate_size=_int(raw, "intermediate_size"),
+        vocab_size=_int(raw, "vocab_size"),
+        max_position_embeddings=min(positions, _int(raw, "sliding_window", positions)),
+        rms_norm_eps=_float(raw, "rms_norm_eps", 1e-6),
         rope_theta=theta,
         rope_scaling=scaling,
         tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
@@ -161,20 +164,20 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _hf_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    theta = _float(rope, "rope_theta", _float(raw, "rope_theta", 10000.0))
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor") or 1.0) != 1.0:
+    if _float(rope, "partial_rotary_factor", _float(raw, "partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError("partial_rotary_factor other than 1 is not supported")
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, LinearRope(float(_required(rope, "factor")))
+        return theta, LinearRope(_float(rope, "factor"))
     if kind == "llama3":
         return theta, Llama3Rope(
-            factor=float(_required(rope, "factor")),
-            low_freq_factor=float(_required(rope, "low_freq_factor")),
-            high_freq_factor=float(_required(rope, "high_freq_factor")),
-            original_max_position_embeddings=int(_required(rope, "original_max_position_embeddings")),
+            factor=_float(rope, "factor"),
+            low_freq_factor=_float(rope, "low_freq_factor"),
+            high_freq_factor=_float(rope, "high_freq_factor"),
+            original_max_position_embeddings=_int(rope, "original_max_position_embeddings"),
         )
     raise ModelError(f"rope type {kind!r} is not supported; headway runs default, linear and llama3")
 
@@ -198,26 +201,26 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 def _gguf_fields(architecture: str, own: Mapping[str, Any], meta: Mapping[str, Any], file: GgufFile) -> ModelConfig:
     if own.get("expert_count"):
         raise ModelError(f"a mixture of {own['expert_count']} experts is not supported")
-    hidden, heads = _required(own, "embedding_length"), _required(own, "attention.head_count")
-    head_dim = own.get("attention.key_length") or hidden // heads
-    if own.get("rope.dimension_count", head_dim) != head_dim:
-        raise ModelError(f"rotary embedding of {own['rope.dimension_count']} of {head_dim} dimensions is not supported")
-    if own.get("attention.value_length", head_dim) != head_dim:
+    hidden, heads = _int(own, "embedding_length"), _int(own, "attention.head_count")
+    head_dim = _int(own, "attention.key_length", hidden // max(heads, 1))
+    if (rotated := _int(own, "rope.dimension_count", head_dim)) != head_dim:
+        raise ModelError(f"rotary embedding of {rotated} of {head_dim} dimensions is not supported")
+    if _int(own, "attention.value_length", head_dim) != head_dim:
         raise ModelError("values and keys of different lengths are not supported")
-    context = _required(own, "context_length")
+    context = _int(own, "context_length")
     eos = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     return ModelConfig(
         architecture=architecture,
-        num_layers=_required(own, "block_count"),
+        num_layers=_int(own, "block_count"),
         hidden_size=hidden,
         num_heads=heads,
-        num_kv_heads=own.get("attention.head_count_kv") or heads,
+        num_kv_heads=_int(own, "attention.head_count_kv", heads),
         head_dim=head_dim,
-        intermediate_size=_required(own, "feed_forward_length"),
-        vocab_size=own.get("vocab_size") or len(_required(meta, "tokenizer.ggml.tokens")),
-        max_position_embeddings=min(context, own.get("attention.sliding_window") or context),
-        rms_norm_eps=_required(own, "attention.layer_norm_rms_epsilon"),
-        rope_theta=own.get("rope.freq_base", 10000.0),
+        intermediate_size=_int(own, "feed_forward_length"),
+        vocab_size=_int(own, "vocab_size", len(meta.get("tokenizer.ggml.tokens") or ())),
+        max_position_embeddings=min(context, _int(own, "attention.sliding_window", context)),
+        rms_norm_eps=_float(own, "attention.layer_norm_rms_epsilon"),
+        rope_theta=_float(own, "rope.freq_base", 10000.0),
         rope_scaling=_gguf_rope_scaling(own),
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
@@ -231,17 +234,28 @@ def _gguf_fields(architecture: str, own: Mapping[str, Any], meta: Mapping[str, A
 def _gguf_rope_scaling(own: Mapping[str, Any]) -> RopeScaling | None:
     """Llama 3's scaling is not in the metadata: such files carry its factors as the tensor rope_freqs."""
     kind = own.get("rope.scaling.type", "none")
-    factor = float(own.get("rope.scaling.factor") or own.get("rope.scale_linear") or 1.0)
+    factor = _float(own, "rope.scaling.factor", _float(own, "rope.scale_linear", 1.0))
     if kind not in ("none", "linear"):
         raise ModelError(f"rope scaling {kind!r} is not supported; in a GGUF headway runs none and linear")
     return LinearRope(factor) if factor != 1.0 and kind == "linear" else None
 
 
-def _required(values: Mapping[str, Any], name: str) -> Any:
-    value = values.get(name)
+def _int(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = default if values.get(name) is None else values[name]
     if value is None:
         raise ModelError(f"the config lacks {name}")
+    if not isinstance(value, int):
+        raise ModelError(f"the config's {name} must be an integer, not {value!r}")
     return value
+
+
+def _float(values: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    value = default if values.get(name) is None else values[name]
+    if value is None:
+        raise ModelError(f"the config lacks {name}")
+    if not isinstance(value, int | float):
+        raise ModelError(f"the config's {name} must be a number, not {value!r}")
+    return float(value)
 
 
 def _ids(value: int | list[int] | None) -> tuple[int, ...]:

@@ -112,6 +112,8 @@ class GgufFile:
             self.metadata[key] = self._value(self._scalar("<I"))
         entries = [self._tensor_entry() for _ in range(num_tensors)]
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self.path} is damaged: its general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         for name, shape, type_id, offset in entries:
             self._add_tensor(name, shape, type_id, start + offset)
@@ -123,6 +125,10 @@ class GgufFile:
             raise ModelError(
                 f"{self.path}: tensor {name} is stored as {_type_name(type_id)}, which headway does not read. "
                 f"It reads {names}: convert the file to one of these."
+            )
+        if shape and shape[-1] % tensor_type.block:
+            raise ModelError(
+                f"{self.path} is damaged: tensor {name}'s rows of {shape[-1]} are no whole {tensor_type.name} blocks"
             )
         num_bytes = math.prod(shape) // tensor_type.block * tensor_type.size
         if start + num_bytes > len(self._bytes):

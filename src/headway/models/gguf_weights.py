@@ -42,6 +42,9 @@ class GgufWeights(Weights):
     def __contains__(self, name: str) -> bool:
         return self._name(name)[0] in self._file.tensors
 
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._file.tensors[self._name(name)[0]].shape
+
     def _read(self, name: str) -> Tensor:
         stored_name, module = self._name(name)
         stored = self._file.tensors[stored_name]

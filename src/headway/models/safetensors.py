@@ -32,6 +32,9 @@ class SafetensorsWeights(Weights):
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._files[self._where[name]].get_slice(name).get_shape())
+
     def _read(self, name: str) -> Tensor:
         try:
             tensor: Tensor = self._files[self._where[name]].get_tensor(name)

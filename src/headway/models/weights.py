@@ -19,6 +19,9 @@ class Weights(ABC):
     def __contains__(self, name: str) -> bool: ...
 
     @abstractmethod
+    def _shape(self, name: str) -> tuple[int, ...]: ...
+
+    @abstractmethod
     def _read(self, name: str) -> Tensor: ...
 
     def get(self, name: str, *shape: int) -> Tensor:
@@ -29,12 +32,11 @@ class Weights(ABC):
         """
         if name not in self:
             raise ModelError(f"{self.source} has no tensor {name}: the checkpoint is incomplete")
-        tensor = self._read(name)
-        if tuple(tensor.shape) != shape:
+        if (stored := self._shape(name)) != shape:
             raise ModelError(
-                f"{self.source}: tensor {name} has shape {list(tensor.shape)}, but its config asks for {list(shape)}"
+                f"{self.source}: tensor {name} has shape {list(stored)}, but its config asks for {list(shape)}"
             )
-        return tensor
+        return self._read(name)
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
