@@ -13,14 +13,15 @@ fail() {
 
 # The first interpreter that really runs (a shim may exist without one behind it) and is new enough.
 find_python() {
-    local candidate
+    local candidate found
     for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
-    fail "headway needs Python 3.11 or newer, and ${PYTHON:-python3} is $("${PYTHON:-python3}" --version 2>&1 | head -n 1). Install one, or name it: make setup PYTHON=/path/to/python3.11"
+    found=$("${PYTHON:-python3}" --version 2>/dev/null) || found="not there"
+    fail "headway needs Python 3.11 or newer, and ${PYTHON:-python3} is $found. Install one, or name it: make setup PYTHON=/path/to/python3.11"
 }
 
 free_mib() { df -Pm . | awk 'NR == 2 {print $4}'; }
