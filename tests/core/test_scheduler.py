@@ -95,7 +95,7 @@ def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size):
     scheduler = world.scheduler
     assert scheduler.pool.available == scheduler.pool.num_blocks
     assert len(scheduler.table) == len(scheduler.waiting) == len(scheduler.running) == 0
-    assert not scheduler._saved
+    assert not scheduler.board._saved
 
     again = replay(world.events, world.fresh_scheduler())
     assert len(again) == len(world.executor.batches)
@@ -249,10 +249,10 @@ def test_eviction_that_would_not_help_is_not_done():
         world.add(handle, prompt_len=8, max_tokens=8)
     world.step()
     scheduler = world.scheduler
-    last = np.array([scheduler.table.row_of(2)], np.int32)
+    last = np.array([scheduler.table.row_of(2)])
     held = int(scheduler.table.blocks[last[0]])
-    assert scheduler._evict(last, held + 1, now=1.0) == (0, 0)
+    assert scheduler._room.evict(last, held + 1, now=1.0) == (0, 0)
     assert scheduler.counters.num_preemptions == 0
-    assert scheduler._evict(last, held, now=1.0) == (held, 0)
+    assert scheduler._room.evict(last, held, now=1.0) == (held, 0)
     world.drain()
     assert [len(world.tokens[h]) for h in range(3)] == [8, 8, 8]

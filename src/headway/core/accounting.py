@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from headway.core.batch import Ints
+from headway.core.batch import Longs
 from headway.core.table import Floats
 
 
@@ -91,8 +91,8 @@ class Accounting:
         self._times[row] -= self._reading(now)
         self._queued[row] = True
 
-    def enter(self, rows: Ints, state: State | npt.NDArray[np.int8], now: float) -> None:
-        """Rows int32[n] on board go into `state` (one for all, or int8[n]); rows from the queue leave it."""
+    def enter(self, rows: Longs, state: State | npt.NDArray[np.int8], now: float) -> None:
+        """Rows int64[n] on board go into `state` (one for all, or int8[n]); rows from the queue leave it."""
         queued = rows[self._queued[rows]]
         if len(queued):
             self._times[queued] += self._reading(now)
@@ -102,7 +102,7 @@ class Accounting:
         self._since[rows] = now
         self.state[rows] = state
 
-    def queued(self, rows: Ints) -> npt.NDArray[np.bool_]:
+    def queued(self, rows: Longs) -> npt.NDArray[np.bool_]:
         """bool[n]: which of the rows share the queue's state."""
         return self._queued[rows]
 

@@ -35,7 +35,7 @@ class Admission:
 class Batch:
     """One forward pass. Row i computes positions [starts[i], starts[i] + num_tokens[i]) of the sequence in slots[i].
 
-    rows int32[n]: the core's row numbers (opaque to executors). slots int32[n]: executor slots in [0, max_num_seqs).
+    rows int64[n]: the core's row numbers (opaque to executors). slots int32[n]: executor slots in [0, max_num_seqs).
     samples bool[n]: the row's last position yields a token, which the executor writes to its own copy of the sequence
     at starts + num_tokens, so that a following step may read it before the host has seen it.
     pad_tokens int32[n]: throwaway tokens that a padded formation really computes.
@@ -44,7 +44,7 @@ class Batch:
     """
 
     step_id: int
-    rows: Ints
+    rows: Longs
     slots: Ints
     starts: Ints
     num_tokens: Ints

@@ -8,6 +8,7 @@ from headway.core.batch import Ints
 
 BlockEntries = tuple[Ints, Ints, Ints]
 """(slots, index, ids) int32[m] each: block tables' new entries, table[slot][index] = id."""
+NO_ENTRIES: BlockEntries = (np.zeros(0, np.int32),) * 3
 
 
 def blocks_for(tokens: Ints, block_size: int) -> Ints:

@@ -15,22 +15,23 @@ from typing import Any
 import numpy as np
 
 from headway.core.accounting import Accounting, State
-from headway.core.batch import Admission, Batch, Bools, Finished, Ints, Logprobs, StepEvents, StepOutput, Wait
+from headway.core.batch import Batch, Finished, Ints, Longs, StepEvents, StepOutput, Wait
+from headway.core.board import Board
 from headway.core.budget import Budget, DecodeFirst
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Continuous, Formation
-from headway.core.kv_cache import BlockEntries, BlockPool, blocks_for
+from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool
 from headway.core.policies import Fcfs, Policy
 from headway.core.preemption import LastInOrder, Preemption
 from headway.core.request import FinishReason, Request, RequestError
+from headway.core.room import NOBODY, Room
 from headway.core.table import Phase, RequestTable, Rows, RowSet
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
 ("commit", now, step_id, output), ("fail", now, step_id, message)."""
 
-NO_ROWS = np.zeros(0, np.int32)
-NO_ENTRIES: BlockEntries = (NO_ROWS, NO_ROWS, NO_ROWS)
+NO_TOKENS = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -76,14 +77,10 @@ class Scheduler:
         self.accounting = Accounting(self.table.capacity)
         self.counters = Counters()
         self.waiting = RowSet()
-        self.running = RowSet(config.seqs)
+        self.board = Board(self.table, pool, config.seqs, max_model_len)
         self.log = log
-        self._tokens = np.zeros((config.seqs, max_model_len + 1), np.int32)
-        self._saved: dict[int, Ints] = {}
-        self._free_slots = list(range(config.seqs - 1, -1, -1))
-        self._leaving_blocks = 0
+        self._room = Room(self.table, pool, self.board, preemption or LastInOrder(), self._in_order, self._preempt)
         self._step_id = 0
-        self._watermark = math.ceil(0.01 * pool.num_blocks)
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -140,8 +137,8 @@ class Scheduler:
         if row is None or self.table.phase[row] == Phase.ENDED:
             return None
         finished = self._end(row, reason, now, stop_token=stop_token)
-        self._settle(np.array([row], np.int32), now)
-        return StepEvents(self._step_id, now, NO_ROWS.astype(np.int64), NO_ROWS, finished=[finished])
+        self._settle(np.array([row]), now)
+        return StepEvents(self._step_id, now, NOBODY, NO_TOKENS, finished=[finished])
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -151,42 +148,38 @@ class Scheduler:
             self.log(("schedule", now))
         ready = self._ready()
         joining, until = self._joining(now)
-        rows = self._line_up(ready, joining, now)
-        tokens = self.budget.grant(Rows(self.table, rows, now), now)
-        granted = tokens > 0
-        full = np.count_nonzero(granted) >= self.config.max_batch_size
-        self._note_waits(rows[~granted], State.WAIT_ROW if full else State.WAIT_BUDGET, now)
-        rows, tokens, admitted, entries = self._find_room(rows[granted], tokens[granted], now)
+        rows, tokens = self._share(ready, joining, now)
+        rows, tokens, admitted, entries = self._seat(rows, tokens, now)
         if not len(self.waiting):
             self.accounting.queue_waits_for(State.WAIT_STEP, now)
         if not len(rows):
             return Wait(until, self.accounting.queue_state.label)
         return self._launch(rows, tokens, admitted, entries, now)
 
-    def _ready(self) -> Ints:
+    def _ready(self) -> Longs:
         """Rows on board that may be launched once more and still have something to compute."""
-        table, rows = self.table, self.running.rows
+        table, rows = self.table, self.board.running.rows
         may = (table.launched[rows] < table.chain[rows]) & (table.target[rows] < table.limit[rows])
         return rows[may]
 
-    def _joining(self, now: float) -> tuple[Ints, float]:
+    def _joining(self, now: float) -> tuple[Longs, float]:
         """The rows of the queue that formation and slots let in, best first; and until when the doors are shut."""
         if not len(self.waiting):
-            return NO_ROWS, math.inf
+            return NOBODY, math.inf
         queue = Rows(self.table, self.waiting.rows, now)
         allowed = self.formation.may_join(queue, Rows(self.table, self.running.rows, now), now)
         if isinstance(allowed, Wait):
             self.accounting.queue_waits_for(State.WAIT_WINDOW, now)
-            return NO_ROWS, allowed.until
+            return NOBODY, allowed.until
         burst = self.config.burst_size or allowed
-        count = min(allowed, burst, len(self._free_slots))
+        count = min(allowed, burst, self.board.num_free)
         if count < len(self.waiting):
             self.accounting.queue_waits_for(State.WAIT_ROW, now)
         if count == 0:
-            return NO_ROWS, math.inf
+            return NOBODY, math.inf
         return self._leaders(queue, count, now), math.inf
 
-    def _leaders(self, queue: Rows, count: int, now: float) -> Ints:
+    def _leaders(self, queue: Rows, count: int, now: float) -> Longs:
         """The `count` rows of lowest score, ties by age. A partial sort: the queue may be very long."""
         score = self.policy.score(queue, now)
         if count < len(score):
@@ -194,147 +187,73 @@ class Scheduler:
         else:
             among = np.arange(len(score))
         order = np.lexsort((queue.seq[among], score[among]))
-        rows: Ints = queue.index[among[order[:count]]]
+        rows: Longs = queue.index[among[order[:count]]]
         return rows
 
-    def _line_up(self, ready: Ints, joining: Ints, now: float) -> Ints:
-        """All candidates of the step in the policy's order (in any, where each gets its one token anyway)."""
-        if not len(joining) and len(ready) <= self.config.max_batch_size:
-            table = self.table
-            if (table.target[ready] - table.computed[ready] == 1).all():
-                return ready
-        return self._in_order(np.concatenate([ready, joining]), now)
+    def _share(self, ready: Longs, joining: Longs, now: float) -> tuple[Longs, Ints]:
+        """The rows that get tokens in this step, in the policy's order, and how many each."""
+        table, most = self.table, self.config.max_batch_size
+        if not len(joining) and len(ready) <= most:
+            work = table.target[ready] - table.computed[ready]
+            if np.count_nonzero(work == 1) == len(work):
+                return ready, work  # everybody gets its one token: there is nothing to decide
+        rows = self._in_order(np.concatenate([ready, joining]), now)
+        tokens = self.budget.grant(Rows(table, rows, now), now)
+        granted = tokens > 0
+        full = np.count_nonzero(granted) >= most
+        self._note_waits(rows[~granted], State.WAIT_ROW if full else State.WAIT_BUDGET, now)
+        return rows[granted], tokens[granted]
 
-    def _in_order(self, rows: Ints, now: float) -> Ints:
+    def _in_order(self, rows: Longs, now: float) -> Longs:
         view = Rows(self.table, rows, now)
         return rows[np.lexsort((view.seq, self.policy.score(view, now)))]
 
-    # -- room in the KV pool ------------------------------------------------------------------------------------------
+    def _seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:
+        """Finds blocks, and slots for those who join.
 
-    def _find_room(self, rows: Ints, tokens: Ints, now: float) -> tuple[Ints, Ints, Ints, BlockEntries]:
-        """Blocks for the granted rows. Who is on board is provided for first, then the queue in order.
-
-        Returns the rows and tokens that remain, the newly admitted among the rows, and the new block table entries.
+        Returns the rows and tokens that remain, the newly admitted of them, and the new block table entries.
         """
-        table, pool = self.table, self.pool
-        need = blocks_for(table.computed[rows] + tokens, pool.block_size) - table.blocks[rows]
-        on_board = table.phase[rows] == Phase.RUNNING
-        pressed = int(need[on_board].sum()) > pool.available
-        keep = on_board.copy()
-        if pressed:
-            keep[on_board] = self._make_room(rows[on_board], need[on_board], now)
-            self._note_waits(rows[on_board & ~keep], State.WAIT_BLOCKS, now)
-        if not on_board.all():
-            free = 0 if pressed else pool.available - int(need[on_board].sum())
-            keep[~on_board] = self._admit(rows[~on_board], need[~on_board], free, now)
-        admitted = rows[keep & ~on_board]
-        if not keep.all():
-            rows, tokens, need = rows[keep], tokens[keep], need[keep]
-        if not need.any():
-            return rows, tokens, admitted, NO_ENTRIES
-        grows = need > 0
-        growing, counts = rows[grows], need[grows]
-        table.blocks[growing] += counts
-        return rows, tokens, admitted, pool.extend(table.slot[growing], counts)
-
-    def _admit(self, rows: Ints, need: Ints, free: int, now: float) -> Bools:
-        """Takes rows of the queue on board, in order, while all that is known of them fits beside the promises made.
-
-        A prompt that is computed in chunks is promised the blocks of all of it, so that prompts never evict each other.
-        """
-        table, block_size = self.table, self.pool.block_size
-        whole = blocks_for(table.target[rows], block_size)
-        board = self.running.rows
-        debts = blocks_for(table.target[board], block_size) - table.blocks[board]
-        headroom = self._watermark if len(board) else 0
-        spare = free - headroom - int(np.maximum(debts, 0).sum())
-        fits = np.cumsum(whole) <= spare
-        if len(rows) and not len(board) and whole[0] <= free:
-            fits[0] = True
-        for row in rows[fits]:
-            self._take_on_board(int(row))
-        if not fits.all():
-            self.accounting.queue_waits_for(State.WAIT_BLOCKS, now)
-        return fits
-
-    def _take_on_board(self, row: int) -> None:
-        table = self.table
-        slot = self._free_slots.pop()
-        table.slot[row] = slot
-        table.phase[row] = Phase.RUNNING
-        known = self._saved.pop(row, None)
-        tokens = table.request(row).prompt_token_ids if known is None else known
-        self._tokens[slot, : len(tokens)] = tokens
-        self.waiting.discard(row)
-        self.running.add(row)
-
-    def _make_room(self, rows: Ints, need: Ints, now: float) -> Bools:
-        """Blocks are short: serves rows in order, evicting later ones where that makes them fit (bool[n])."""
-        table = self.table
-        board = self._in_order(self.running.rows, now)
-        place = {int(row): position for position, row in enumerate(board)}
-        served = np.zeros(len(rows), np.bool_)
-        free, coming = self.pool.available, self._leaving_blocks
-        for i in sorted(range(len(rows)), key=lambda i: place[int(rows[i])]):
-            row = rows[i]
-            if table.phase[row] != Phase.RUNNING:
-                continue  # it has just been evicted itself
-            wanted = int(need[i])
-            if wanted > free:
-                later = board[place[int(row)] + 1 :]
-                later = later[table.phase[later] == Phase.RUNNING]
-                gained_now, gained_later = self._evict(later, wanted - free - coming, now)
-                free += gained_now
-                coming += gained_later
-            if wanted <= free:
-                free -= wanted
-                served[i] = True
-            else:  # it fits once a step is collected, or never: nobody behind it may take what there is
-                coming = max(0, coming - (wanted - free))
-                free = 0
-        return served
-
-    def _evict(self, candidates: Ints, wanted: int, now: float) -> tuple[int, int]:
-        """Evicts as many as it takes to gain `wanted` blocks, or nobody when all of them would not do.
-
-        Returns the blocks gained now and those gained when the launched steps have been collected.
-        """
-        table = self.table
-        if wanted <= 0 or int(table.blocks[candidates].sum()) < wanted:
-            return 0, 0
-        gained_now = gained_later = 0
-        for position in self.preemption.victims(Rows(table, candidates, now), now):
-            if gained_now + gained_later >= wanted:
-                break
-            row = int(candidates[position])
-            blocks = int(table.blocks[row])
-            if table.launched[row]:
-                gained_later += blocks
-            else:
-                gained_now += blocks
-            self._preempt(row, now)
-        return gained_now, gained_later
+        room, table = self._room, self.table
+        need = room.need(rows, tokens)
+        if not np.count_nonzero(need):
+            return rows, tokens, NOBODY, NO_ENTRIES
+        boarded = table.phase[rows] == Phase.RUNNING
+        keep = boarded.copy()
+        keep[boarded] = room.for_board(rows[boarded], need[boarded], now)
+        pressed = np.count_nonzero(keep) < np.count_nonzero(boarded)
+        self._note_waits(rows[boarded & ~keep], State.WAIT_BLOCKS, now)
+        joining = rows[~boarded]
+        if len(joining):
+            free = 0 if pressed else self.pool.available - int(need[boarded].sum())
+            fits = room.for_queue(joining, free)
+            keep[~boarded] = fits
+            self._note_waits(joining[~fits], State.WAIT_BLOCKS, now)
+            joining = joining[fits]
+            for row in map(int, joining):
+                self.waiting.discard(row)
+                self.board.take(row)
+        rows, tokens = rows[keep], tokens[keep]
+        return rows, tokens, joining, room.give(rows, need[keep])
 
     def _preempt(self, row: int, now: float) -> None:
-        rows = np.array([row], np.int32)
+        rows = np.array([row])
         self.counters.num_preemptions += 1
         self.counters.num_recomputed_tokens += int(self.table.computed[row])
         self.table.preemptions[row] += 1
-        self.table.phase[row] = Phase.LEAVING
-        self.running.discard(row)
-        self._leaving_blocks += int(self.table.blocks[row])
+        self.board.stop_running(row, Phase.LEAVING)
         self.accounting.enter(rows, State.PREEMPTED, now)
         self._settle(rows, now)
 
     # -- launching and committing -------------------------------------------------------------------------------------
 
-    def _launch(self, rows: Ints, tokens: Ints, admitted: Ints, entries: BlockEntries, now: float) -> Batch:
+    def _launch(self, rows: Longs, tokens: Ints, admitted: Longs, entries: BlockEntries, now: float) -> Batch:
         table, counters = self.table, self.counters
         starts = table.computed[rows]
+        target = table.target[rows]
         computed = starts + tokens
-        samples = computed == table.target[rows]
+        samples = computed == target
         table.computed[rows] = computed
-        table.target[rows] += samples
+        table.target[rows] = target + samples
         table.launched[rows] += 1
         table.served[rows] += tokens
         self._note_computing(rows, starts, now)
@@ -350,36 +269,26 @@ class Scheduler:
             starts=starts,
             num_tokens=tokens,
             samples=samples,
-            pad_tokens=np.zeros_like(tokens),
-            admitted=tuple(self._admission(int(row)) for row in admitted),
+            pad_tokens=np.zeros(len(tokens), np.int32),
+            admitted=tuple(self.board.admission(int(row)) for row in admitted),
             block_slots=entries[0],
             block_index=entries[1],
             block_ids=entries[2],
         )
 
-    def _admission(self, row: int) -> Admission:
-        table, request = self.table, self.table.request(row)
-        slot = int(table.slot[row])
-        return Admission(
-            slot=slot,
-            handle=request.handle,
-            token_ids=self._tokens[slot, : table.length[row]].copy(),
-            prompt_len=int(table.prompt_len[row]),
-            params=request.params,
-            stop_token_ids=request.stop_token_ids,
-            choice=request.choice,
-        )
-
-    def _note_computing(self, rows: Ints, starts: Ints, now: float) -> None:
+    def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
         """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
         table, accounting = self.table, self.accounting
-        state = np.where(starts < table.length[rows] - 1, State.PREFILL, State.DECODE).astype(np.int8)
-        state[np.isnan(table.first_token[rows])] = State.PREFILL
+        elsewhere = accounting.state[rows] != State.DECODE
+        if not np.count_nonzero(elsewhere):
+            return  # who decodes goes on decoding
+        rows, starts = rows[elsewhere], starts[elsewhere]
+        prefills = (starts < table.length[rows] - 1) | np.isnan(table.first_token[rows])
+        state = np.where(prefills, State.PREFILL, State.DECODE).astype(np.int8)
         changed = (accounting.state[rows] != state) | accounting.queued(rows)
-        if changed.any():
-            accounting.enter(rows[changed], state[changed], now)
+        accounting.enter(rows[changed], state[changed], now)
 
-    def _note_waits(self, rows: Ints, state: State, now: float) -> None:
+    def _note_waits(self, rows: Longs, state: State, now: float) -> None:
         """These rows got nothing in this step: on board they wait for `state`, in the queue everybody does."""
         if not len(rows):
             return
@@ -405,33 +314,33 @@ class Scheduler:
         ]
         takes = output.counts > 0
         kept = live[takes]
-        rows_out, ids = rows[takes][kept], output.token_ids[kept]
-        logprobs: list[Logprobs | None] | None = None
-        if output.logprobs is not None:
-            logprobs = [entry for entry, k in zip(output.logprobs, kept, strict=True) if k]
-        ends += self._append(rows_out, ids, now)
-        handles = table.handle[rows_out]
+        heirs, tokens = rows[takes], output.token_ids
+        logprobs = output.logprobs
+        if np.count_nonzero(kept) < len(kept):  # tokens past the end of a request that has ended meanwhile
+            heirs, tokens = heirs[kept], tokens[kept]
+            if logprobs is not None:
+                logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
+        ends += self._append(heirs, tokens, now)
+        handles = table.handle[heirs]
         self._settle(rows, now)
-        return StepEvents(batch.step_id, now, handles, ids, logprobs, ends)
+        return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
 
-    def _append(self, rows: Ints, ids: Ints, now: float) -> list[Finished]:
+    def _append(self, rows: Longs, tokens: Ints, now: float) -> list[Finished]:
         """One new token for each of rows; returns the ends that follow from them."""
         table, accounting = self.table, self.accounting
-        self._tokens[table.slot[rows], table.length[rows]] = ids
-        table.length[rows] += 1
-        fresh = rows[accounting.state[rows] != State.DECODE]
-        if len(fresh):
-            first = fresh[np.isnan(table.first_token[fresh])]
-            table.first_token[first] = now
-            prefilled = fresh[accounting.state[fresh] == State.PREFILL]
-            accounting.enter(prefilled, State.DECODE, now)
-        stops = (table.stop_ids[rows] == ids[:, None]).any(axis=1)
-        ended = stops | (table.length[rows] >= table.limit[rows])
+        self.board.append(rows, tokens)
+        elsewhere = accounting.state[rows] != State.DECODE
+        if np.count_nonzero(elsewhere):
+            fresh = rows[elsewhere]
+            table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
+            accounting.enter(fresh[accounting.state[fresh] == State.PREFILL], State.DECODE, now)
+        stops = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        ended = (stops | (table.length[rows] >= table.limit[rows])).nonzero()[0]
         return [
-            self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(ids[i]))
+            self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]))
             if stops[i]
             else self._end(int(rows[i]), FinishReason.LENGTH, now)
-            for i in np.flatnonzero(ended)
+            for i in ended
         ]
 
     def fail(self, batch: Batch, message: str, now: float) -> StepEvents:
@@ -443,7 +352,7 @@ class Scheduler:
         live = rows[table.phase[rows] != Phase.ENDED]
         ends = [self._end(int(row), FinishReason.ERROR, now, message=message) for row in live]
         self._settle(rows, now)
-        return StepEvents(batch.step_id, now, NO_ROWS.astype(np.int64), NO_ROWS, finished=ends)
+        return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
 
     def _end(
         self, row: int, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
@@ -451,9 +360,10 @@ class Scheduler:
         """Marks a row as ended; `_settle` frees it."""
         table = self.table
         if table.phase[row] == Phase.RUNNING:
-            self._leaving_blocks += int(table.blocks[row])
-            self.running.discard(row)
-        self.waiting.discard(row)
+            self.board.stop_running(row, Phase.ENDED)
+        elif table.phase[row] == Phase.WAITING:
+            self.waiting.discard(row)
+            self.board.forget(row)
         table.phase[row] = Phase.ENDED
         self.counters.num_finished += 1
         return Finished(
@@ -472,47 +382,40 @@ class Scheduler:
             message=message,
         )
 
-    def _settle(self, rows: Ints, now: float) -> None:
+    def _settle(self, rows: Longs, now: float) -> None:
         """Rows that have ended or lost their place give everything back, once no launched step touches it."""
         table = self.table
-        gone = rows[(table.launched[rows] == 0) & (table.phase[rows] >= Phase.LEAVING)]
-        for row in map(int, gone):
-            slot = int(table.slot[row])
-            if table.phase[row] == Phase.LEAVING:
-                self._saved[row] = self._tokens[slot, : table.length[row]].copy()
-            if slot >= 0:
-                self._leaving_blocks -= int(table.blocks[row])
-                self.pool.release(slot)
-                self._free_slots.append(slot)
-            if table.phase[row] == Phase.ENDED:
-                self._saved.pop(row, None)
-                table.free(row)
+        gone = table.phase[rows] >= Phase.LEAVING
+        if not np.count_nonzero(gone):
+            return
+        for row in map(int, rows[gone]):
+            if table.launched[row]:
                 continue
-            table.slot[row] = -1
-            table.blocks[row] = table.computed[row] = 0
-            table.target[row] = table.length[row]
-            table.phase[row] = Phase.WAITING
-            self.waiting.add(row)
+            if table.slot[row] >= 0:
+                self.board.vacate(row)
+            if table.phase[row] == Phase.ENDED:
+                table.free(row)
+            else:
+                table.phase[row] = Phase.WAITING
+                self.waiting.add(row)
 
     # -- what others may ask ------------------------------------------------------------------------------------------
 
+    @property
+    def running(self) -> RowSet:
+        """The rows on board."""
+        return self.board.running
+
     def waiting_by_reason(self) -> dict[str, int]:
         """How many requests of the queue wait for what."""
-        preempted = sum(
-            1 for row in self.waiting.rows if self.accounting.state[row] == State.PREEMPTED and row in self._saved
-        )
-        fresh = len(self.waiting) - preempted
-        reasons = {State.PREEMPTED.label: preempted, self.accounting.queue_state.label: fresh}
+        rows = self.waiting.rows
+        fresh = int(np.count_nonzero(self.accounting.queued(rows)))
+        reasons = {State.PREEMPTED.label: len(rows) - fresh, self.accounting.queue_state.label: fresh}
         return {reason: count for reason, count in reasons.items() if count}
 
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up. For tests and the watchdog."""
-        table = self.table
         self.pool.check()
-        slots = table.slot[table.phase >= Phase.RUNNING]
-        assert len(slots) + len(self._free_slots) == self.config.seqs, "a slot is lost"
-        assert self.pool.held.sum() == table.blocks[table.phase >= Phase.RUNNING].sum(), (
-            "blocks held and counted differ"
-        )
-        assert len(self.waiting) == np.count_nonzero(table.phase == Phase.WAITING), "the queue and the table differ"
-        assert len(self.running) == np.count_nonzero(table.phase == Phase.RUNNING), "the board and the table differ"
+        self.board.check()
+        waiting = np.flatnonzero(self.table.phase == Phase.WAITING)
+        assert sorted(self.waiting.rows.tolist()) == waiting.tolist(), "the queue and the table differ"

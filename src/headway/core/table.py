@@ -181,7 +181,7 @@ class Rows:
 
     __slots__ = ("_table", "index", "now")
 
-    def __init__(self, table: RequestTable, index: Ints, now: float) -> None:
+    def __init__(self, table: RequestTable, index: Longs, now: float) -> None:
         self._table = table
         self.index = index
         self.now = now
@@ -214,7 +214,7 @@ class RowSet:
     """A set of row numbers as an array: add and discard in constant time, members as a view without copying."""
 
     def __init__(self, capacity: int = 64) -> None:
-        self._members = np.zeros(capacity, np.int32)
+        self._members = np.zeros(capacity, np.int64)
         self._position: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -224,8 +224,8 @@ class RowSet:
         return row in self._position
 
     @property
-    def rows(self) -> Ints:
-        """int32[n], a view that the next add or discard changes."""
+    def rows(self) -> Longs:
+        """int64[n], a view that the next add or discard changes."""
         return self._members[: len(self._position)]
 
     def add(self, row: int) -> None:
