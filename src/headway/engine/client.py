@@ -32,6 +32,7 @@ from headway.engine.messages import (
     Step,
     encoder,
     event_decoder,
+    has_message,
 )
 from headway.engine.startup import Report
 from headway.engine.stream import EngineDead
@@ -134,13 +135,9 @@ class EngineClient:
 
     def _receive(self) -> None:
         for _ in range(BURST):
-            if not self._open:
+            if not (self._open and has_message(self._events)):
                 return
-            try:
-                message = self._events.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._dispatch(event_decoder.decode(message))
+            self._dispatch(event_decoder.decode(self._events.recv()))
         # The descriptor tells of changes only, so nothing would call for what is left.
         self._loop.call_soon(self._receive)
 

@@ -37,6 +37,7 @@ from headway.engine.messages import (
     Shutdown,
     command_decoder,
     encoder,
+    has_message,
     to_step,
 )
 from headway.engine.startup import make_loop
@@ -121,12 +122,8 @@ class EngineServer:
                 self._send_step(events)
 
     def _take_commands(self) -> None:
-        while True:
-            try:
-                message = self._commands.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            for command in command_decoder.decode(message):
+        while has_message(self._commands):
+            for command in command_decoder.decode(self._commands.recv()):
                 self._obey(command)
 
     def _obey(self, command: Command) -> None:
