@@ -77,7 +77,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
         raise ModelError(f"tokenizer.ggml.pre is {name!r}; of pre-tokenizers headway knows {known}")
     vocabulary = {token: i for i, token in enumerate(_list(metadata, "tokens"))}
     merges = [_pair(merge) for merge in _list(metadata, "merges")]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rules.whole_words))
+    tokenizer = _byte_pairs(vocabulary, merges, ignore_merges=rules.whole_words)
     steps: list[pre_tokenizers.PreTokenizer] = []
     if rules.single_digits:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
@@ -91,6 +91,13 @@ def _byte_level(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     return tokenizer, rules.add_bos
 
 
+def _byte_pairs(vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> Tokenizer:
+    try:
+        return Tokenizer(models.BPE(vocabulary, merges, **options))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"its tokenizer is damaged: {error}") from None
+
+
 def _pair(merge: str) -> tuple[str, str]:
     left, _, right = merge.partition(" ")
     return left, right
@@ -102,7 +109,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
     unknown = next((t for t, kind in zip(tokens, types, strict=True) if kind == _TokenType.UNKNOWN), None)
     vocabulary = {token: i for i, token in enumerate(tokens)}
     merges = _merges_by_score(tokens, _list(metadata, "scores"), types)
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    tokenizer = _byte_pairs(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     replace = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if prefix else replace
@@ -151,10 +158,23 @@ def _add_frame(tokenizer: Tokenizer, metadata: Mapping[str, Any], add_bos: bool)
 
 
 def _framing_token(metadata: Mapping[str, Any], name: str, default: bool) -> list[tuple[str, int]]:
-    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    index = special_id(metadata, name)
     if index is None or not metadata.get(f"tokenizer.ggml.add_{name}_token", default):
         return []
     return [(_list(metadata, "tokens")[index], index)]
+
+
+def special_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    """The id of the token that the file calls `name` (bos, eos, eot, eom, unknown, padding), if it has one.
+
+    Raises:
+        ModelError: it is no token of the vocabulary.
+    """
+    index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    size = len(_list(metadata, "tokens"))
+    if index is None or (isinstance(index, int) and 0 <= index < size):
+        return index
+    raise ModelError(f"tokenizer.ggml.{name}_token_id is {index!r}, but the vocabulary has {size} tokens")
 
 
 def _list(metadata: Mapping[str, Any], name: str) -> list[Any]:

