@@ -15,11 +15,16 @@ def rope_table(inv_freq: Tensor, num_positions: int) -> Tensor:
     return torch.stack((angles.cos(), angles.sin()), dim=1)
 
 
-def apply_rope(x: Tensor, angles: Tensor) -> Tensor:
-    """x [T, H, D] rotated by the table's rows for its positions, angles [T, 2, D/2].
+def rope_angles(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """The table's rows for positions int64 [T], as `apply_rope` takes them: cosines and signed sines [T, 1, D]."""
+    cos, sin = table[positions].unsqueeze(2).unbind(1)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
-    Dimension i is paired with i + D/2, as in Hugging Face's layout. Computed in float32 and rounded once to x's dtype.
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, H, D] rotated by `rope_angles` of its positions, in float32 and rounded once to x's dtype.
+
+    Dimension i is paired with i + D/2, as in Hugging Face's layout.
     """
-    cos, sin = angles[:, None, 0], angles[:, None, 1]
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    wide = x.float()
+    return (wide * cos + wide.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)

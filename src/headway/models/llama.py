@@ -12,13 +12,16 @@ from torch.nn import functional
 
 from headway.kernels.linear import Linear, make_linear
 from headway.kernels.norm import rms_norm
-from headway.kernels.rope import apply_rope, rope_table
+from headway.kernels.rope import apply_rope, rope_angles, rope_table
 from headway.models.config import LinearRope, Llama3Rope, ModelConfig
 from headway.models.weights import Weights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [T, H, D], k [T, KV, D], v [T, KV, D]) -> [T, H, D]: stores k and v and attends causally, scaled by
 1/sqrt(D). q, k and v may be views into one larger tensor."""
+
+Angles = tuple[Tensor, Tensor]
+"""What rope_angles returns for the positions of the step."""
 
 
 class DecoderModel:
@@ -49,7 +52,7 @@ class DecoderModel:
         of the step in any order; which belong together only `attend` knows.
         """
         x = functional.embedding(token_ids, self._embedding)
-        angles = self._rope[positions]
+        angles = rope_angles(self._rope, positions)
         for layer in self._layers:
             x = layer(x, angles, attend)
         x = rms_norm(x[sample_index], self._norm, self.config.rms_norm_eps)
@@ -78,16 +81,16 @@ class _Layer:
         self._gate_up = load.linear({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden, bias=config.mlp_bias)
         self._down = load.linear({f"{mlp}.down_proj": hidden}, inner, bias=config.mlp_bias)
 
-    def __call__(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
         x = x + self._attention(rms_norm(x, self._input_norm, self._eps), angles, attend)
         gate, up = self._gate_up(rms_norm(x, self._post_attention_norm, self._eps)).chunk(2, dim=-1)
         return x + self._down(functional.silu(gate) * up)
 
-    def _attention(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
+    def _attention(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
         heads, kv_heads, _ = self._head_counts
         qkv = self._qkv(x).unflatten(-1, (sum(self._head_counts), -1))
         query_key, value = qkv.split((heads + kv_heads, kv_heads), dim=1)
-        query, key = apply_rope(query_key, angles).split((heads, kv_heads), dim=1)
+        query, key = apply_rope(query_key, *angles).split((heads, kv_heads), dim=1)
         return self._output(attend(self._index, query, key, value).flatten(1))
 
 
