@@ -140,13 +140,11 @@ class Engine:
         return stream
 
     def _check_queue(self, n: int) -> None:
-        # Those that no snapshot has counted yet are here in num_live; those that wait for blocks, in the snapshot.
-        waiting = max(self._router.num_live - self.capacity.max_num_seqs, self.stats.num_waiting)
-        free_seats = max(0, self.capacity.max_num_seqs - self._router.num_live)
-        limit = self.config.max_waiting
-        if waiting + n - free_seats > limit:
+        live, seats, limit = self._router.num_live, self.capacity.max_num_seqs, self.config.max_waiting
+        if live + n > seats + limit:
             raise QueueFull(
-                f"{max(0, waiting)} requests are waiting and at most {limit} may: try again later", self._retry_after(n)
+                f"{max(0, live - seats)} requests are waiting and at most {limit} may: try again later",
+                self._retry_after(n),
             )
 
     def _retry_after(self, n: int) -> float:
@@ -173,8 +171,7 @@ class Engine:
         """
         if self.error is not None:
             raise EngineDead(str(self.error))
-        self.stats = (await self._client.ping()).stats
-        return self.stats
+        return (await self._client.ping()).stats
 
     async def close(self) -> None:
         """Ends every request and the engine process. Open streams raise EngineDead. May be called twice."""

@@ -13,10 +13,10 @@ import socket
 import threading
 import time
 import traceback
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import zmq
 
 from headway.core.batch import Finished, StepEvents
@@ -26,6 +26,7 @@ from headway.engine.messages import (
     Abort,
     Add,
     Command,
+    EngineStats,
     Event,
     Fatal,
     Launch,
@@ -35,6 +36,7 @@ from headway.engine.messages import (
     Ready,
     Refused,
     Shutdown,
+    Step,
     command_decoder,
     encoder,
     has_message,
@@ -64,6 +66,7 @@ class EngineServer:
         self._events = self._connect(zmq.PUSH, launch.events)
         self._loop: EngineLoop
         self._stopping = False
+        self._terminated = False
         self._ended: list[Finished] = []  # by aborts, since the last message
         self._news = True  # something has changed since the last snapshot
         self._snapshot_at = -math.inf
@@ -90,6 +93,8 @@ class EngineServer:
             self._stop_on_sigterm()
             self._send(Ready(self._loop.executor.capacity(), self._loop.stats()))
             self._serve()
+            if self._terminated:
+                self._send(Fatal("the engine process was asked to end by SIGTERM"))
         except Exception as error:
             self._send(Fatal(f"the engine failed: {_one_line(error)}"))
         finally:
@@ -103,28 +108,28 @@ class EngineServer:
     def _stop_on_sigterm(self) -> None:
         self._waker.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno())
-        signal.signal(signal.SIGTERM, lambda *_: self._stop("the engine process was asked to end by SIGTERM"))
+        signal.signal(signal.SIGTERM, self._terminate)
 
-    def _stop(self, why: str) -> None:
-        self._stopping = True
-        self._send(Fatal(why))
+    def _terminate(self, number: int, frame: FrameType | None) -> None:
+        self._stopping = self._terminated = True
 
     def _send(self, event: Event) -> None:
         self._events.send(encoder.encode(event))
 
     def _serve(self) -> None:
-        while not self._stopping:
-            self._take_commands()
+        while self._take_commands():
             events = self._loop.step()
             if events is None:
                 self._rest()
             else:
                 self._send_step(events)
 
-    def _take_commands(self) -> None:
+    def _take_commands(self) -> bool:
+        """Obeys what has come. Returns whether to go on."""
         while has_message(self._commands):
             for command in command_decoder.decode(self._commands.recv()):
                 self._obey(command)
+        return not self._stopping
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -140,6 +145,7 @@ class EngineServer:
                 if events is not None:
                     self._ended += events.finished
             case Ping(number):
+                self._send_ends()
                 self._send(Pong(number, self._loop.stats()))
             case Shutdown():
                 self._stopping = True
@@ -156,12 +162,16 @@ class EngineServer:
             self._send(to_step(events))
         self._news = True
 
+    def _send_ends(self, stats: EngineStats | None = None) -> None:
+        """What happened outside a step."""
+        if self._ended or stats is not None:
+            self._send(Step(b"", b"", self._ended, None, stats))
+            self._ended.clear()
+
     def _rest(self) -> None:
         """Nothing to compute: says how things stand, then sleeps until the loop wants to be asked or word comes."""
         if self._news:
-            nothing = StepEvents(-1, 0.0, np.zeros(0, np.int64), np.zeros(0, np.int32), None, self._ended)
-            self._send(to_step(nothing, self._loop.stats()))
-            self._ended.clear()
+            self._send_ends(self._loop.stats())
             self._news = False
         seconds = self._loop.wait_until - self._loop.clock()
         self._poller.poll(None if seconds == math.inf else max(0, math.ceil(seconds * 1000)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from headway.core.request import RequestError, SamplingParams
@@ -62,9 +62,8 @@ def _check_prompt(token_ids: Sequence[int], vocab_size: int, param: str) -> None
     _check_ids(param, token_ids, vocab_size)
 
 
-def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"{param} has token id {token_id!r}; this model's are 0 to {vocab_size - 1}", param=param
-            )
+def _check_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
+    if not token_ids or ({*map(type, token_ids)} == {int} and min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    wrong = next(i for i in token_ids if type(i) is not int or not 0 <= i < vocab_size)
+    raise RequestError(f"{param} has token id {wrong!r}; this model's are 0 to {vocab_size - 1}", param=param)
