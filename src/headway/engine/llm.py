@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headway.core.batch import Finished, Logprobs
-from headway.core.request import FinishReason, SamplingParams
+from headway.core.request import FinishReason, RequestError, SamplingParams
 from headway.engine.config import EngineConfig
 from headway.engine.resolve import resolve_model
 from headway.engine.router import Router, Tags
@@ -25,6 +26,8 @@ from headway.engine.text import Tokenizer
 
 Message = Mapping[str, Any]
 """A chat message: role, content ..."""
+LONGEST_SLEEP = 0.1
+"""Seconds after which Ctrl-C is noticed at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class LLM:
             RequestError: one of them cannot be served as asked; none is.
             GenerationError: the engine could not go on with one of them.
         """
-        return self._complete(_as_list(prompts), params, use_tqdm, "prompts", add_special_tokens=True)
+        return self._complete(_as_list(prompts), params, use_tqdm, "prompt", add_special_tokens=True)
 
     def chat(
         self,
@@ -132,19 +135,33 @@ class LLM:
         try:
             with _interrupts_wait() as interrupted, _progress(use_tqdm, len(streams)) as advance:
                 for stream in streams:
-                    for request in self._router.open(stream, Tags()):
-                        self._loop.add(request)
+                    self._add(stream)
                 self._run(streams, interrupted, advance)
         finally:
             self._drain(streams)
         return [_completion(stream) for stream in streams]
 
+    def _add(self, stream: Stream) -> None:
+        requests = self._router.open(stream, Tags())
+        try:
+            for request in requests:
+                self._loop.add(request)
+        except RequestError as error:
+            for request in requests:
+                self._router.refuse(request.handle, error)
+            raise
+
     def _run(self, streams: list[Stream], interrupted: Callable[[], bool], advance: Callable[[int, int], None]) -> None:
-        num_tokens = 0
-        while live := [stream for stream in streams if not stream.done]:
+        live, num_tokens = self._router.streams, 0
+        while live:
+            before = len(live)
+            num_tokens += self._step()
+            if len(live) < before:
+                for stream in streams:
+                    if stream.error is not None:
+                        raise stream.error
             if interrupted():
                 raise KeyboardInterrupt
-            num_tokens += self._step()
             advance(len(streams) - len(live), num_tokens)
 
     def _step(self) -> int:
@@ -154,20 +171,26 @@ class LLM:
         if events is None:
             self._router.deliver((), (), None, ended)
             if not ended:
-                time.sleep(max(0.0, self._loop.wait_until - self._loop.clock()))
+                self._sleep()
             return 0
         self._router.deliver(
             events.handles.tolist(), events.token_ids.tolist(), events.logprobs, events.finished + ended
         )
         return len(events.handles)
 
+    def _sleep(self) -> None:
+        """Nothing to compute yet: until the loop wants to be asked again, or for a moment."""
+        wait = self._loop.wait_until - self._loop.clock()
+        if wait == math.inf and not self._loop.idle:
+            raise RuntimeError("the scheduler waits for an event, and none can come: this is a defect in headway")
+        time.sleep(min(max(0.0, wait), LONGEST_SLEEP))
+
     def _drain(self, streams: list[Stream]) -> None:
         """Ends what still runs, if anything does, and collects what is launched: then all blocks are free."""
         for stream in streams:
             stream.abort()
-        while not self._loop.idle:
+        while not self._loop.idle or self._ended:
             self._step()
-        self._step()
 
     def _abort(self, handle: int, reason: FinishReason) -> None:
         events = self._loop.abort(handle, reason)
