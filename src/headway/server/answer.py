@@ -99,7 +99,7 @@ class Answer(ABC):
         if head is None:
             return self._opening(position, index) + self.chunk(position, delta)
         if delta.finish_reason is None and self._only_text:
-            return b"%b%b%b" % (head, dump_text(delta.text), self._tail)
+            return head + dump_text(delta.text) + self._tail
         return self._full_chunk(position, index, delta)
 
     def _opening(self, position: int, index: int) -> bytes:

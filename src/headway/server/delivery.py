@@ -12,7 +12,9 @@ from starlette.types import Receive, Scope, Send
 
 from headway.engine.stream import Delta, Stream
 from headway.server.answer import ABORTED, Answer
+from headway.server.envelope import direct_send
 from headway.server.errors import FAILURES, ApiError, aborted, as_api_error
+from headway.server.outbox import Outbox, start
 from headway.server.wire import DONE, PING, event
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -58,87 +60,109 @@ def abort_all(streams: Sequence[Stream]) -> None:
         stream.abort()
 
 
-class Inbox:
-    """Several streams read as one. What one step brought them is read together."""
-
-    def __init__(self, streams: Sequence[Stream]) -> None:
-        self._streams = streams
-        self._ready: list[int] = []
-        self._waiter: asyncio.Future[None] | None = None
-        for position, stream in enumerate(streams):
-            stream.on_ready = partial(self._wake, position)
-
-    def _wake(self, position: int) -> None:
-        self._ready.append(position)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def wait(self) -> list[int]:
-        """Positions of the streams that have something to take (or to raise), once there is one."""
-        if not self._ready:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        ready, self._ready = self._ready, []
-        return ready
-
-
 class EventStream(Response):
     """An answer as server-sent events.
 
     The status goes out with the first event, so that what fails before it is an HTTP error; what fails later is an
-    `error` event. A client that leaves ends its requests at once.
+    `error` event. A client that leaves ends its requests at once. While a slow client's connection is full, what comes
+    gathers in the streams.
+
+    No task wakes for a token: streams call back, and the outbox sends what one turn of the event loop has brought.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer: Answer, ping_seconds: float) -> None:
+    def __init__(self, answer: Answer, outbox: Outbox, ping_seconds: float) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._answer = answer
-        self._inbox = Inbox(answer.streams)
+        self._outbox = outbox
         self._ping_seconds = ping_seconds
+        self._ready: list[int] = []
+        self._writing: asyncio.Task[None] | None = None
         self._started = False
         self._silent = True
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watcher = asyncio.create_task(self._watch(receive, send))
+        self._send_start, self._send_body = send, direct_send(scope, send)
+        self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        streams = self._answer.streams
+        for position, stream in enumerate(streams):
+            stream.on_ready = partial(self._wake, position)
+            self._wake(position)
+        watcher = asyncio.create_task(self._watch(receive))
         try:
-            await self._stream(send)
+            await self._end
+            await self._write(self._answer.last_event() + DONE, more=False)
         except FAILURES as failure:
             if not self._gone:
-                await self._fail(as_api_error(failure), send)
+                await self._fail(as_api_error(failure))
         finally:
             watcher.cancel()
-            abort_all(self._answer.streams)
+            for stream in streams:
+                stream.on_ready = None
+                stream.abort()
 
-    async def _stream(self, send: Send) -> None:
-        answer, inbox, streams = self._answer, self._inbox, self._answer.streams
-        while answer.open_choices:
-            ready = await inbox.wait()
-            data = b"".join([answer.chunk(position, delta) for position in ready for delta in streams[position].take()])
-            if data:
-                await self._send(data, send)
-            for position in ready:
-                if (error := streams[position].error) is not None:
-                    raise error
-            if answer.aborted:
-                raise aborted()
-        await self._send(answer.last_event() + DONE, send, more=False)
+    def _wake(self, position: int) -> None:
+        """The stream at `position` has something to take, or an error."""
+        if not self._ready and self._writing is None:
+            self._outbox.add(self)
+        if position not in self._ready:
+            self._ready.append(position)
 
-    async def _send(self, data: bytes, send: Send, *, more: bool = True) -> None:
+    def push(self) -> None:
+        """Sends what has come; called by the outbox."""
+        if self._end.done():
+            return
+        try:
+            self._push()
+        except Exception as error:  # __call__ handles it
+            self._end.set_exception(error)
+
+    def _push(self) -> None:
+        answer, streams = self._answer, self._answer.streams
+        ready, self._ready = self._ready, []
+        events = [answer.chunk(position, delta) for position in ready for delta in streams[position].take()]
+        if events:
+            self._writing = start(self._write(b"".join(events)))
+        for position in ready:
+            if (error := streams[position].error) is not None:
+                raise error
+        if answer.aborted:
+            raise aborted()
+        if self._writing is not None:
+            self._writing.add_done_callback(self._written)
+        elif not answer.open_choices:
+            self._end.set_result(None)
+
+    def _written(self, writing: asyncio.Task[None]) -> None:
+        """A slow client has taken what was sent; there may be more by now."""
+        self._writing = None
+        if self._end.done():
+            return
+        if (error := writing.exception()) is not None:
+            self._end.set_exception(error)
+        elif self._ready:
+            self._outbox.add(self)
+        elif not self._answer.open_choices:
+            self._end.set_result(None)
+
+    async def _write(self, data: bytes, *, more: bool = True) -> None:
         self._silent = False
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": data, "more_body": more})
+            await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _fail(self, error: ApiError, send: Send) -> None:
+    async def _fail(self, error: ApiError) -> None:
         if not self._started:
             raise error
-        await self._send(event({"error": error.fields()}), send, more=False)
+        if self._writing is not None:
+            await self._writing
+        await self._write(event({"error": error.fields()}), more=False)
 
-    async def _watch(self, receive: Receive, send: Send) -> None:
+    async def _watch(self, receive: Receive) -> None:
         """Aborts when the client leaves; meanwhile fills long silences with comments."""
         while True:
             try:
@@ -146,7 +170,7 @@ class EventStream(Response):
                     await until_disconnect(receive)
             except TimeoutError:
                 if self._silent:
-                    await self._send(PING, send)
+                    await self._write(PING)
                 self._silent = True
             else:
                 self._gone = True

@@ -30,7 +30,7 @@ class Envelope:
         begun = time.perf_counter()
         request = Headers(scope=scope)
         request_id = _request_id(request.get("x-request-id", ""))
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, direct_send=send)
 
         started = False
 
@@ -67,6 +67,12 @@ class Envelope:
         else:
             return
         headers["access-control-expose-headers"] = _EXPOSED
+
+
+def direct_send(scope: Scope, send: Send) -> Send:
+    """A shorter way out for body messages after the first than `send`, which leads through every layer of the app."""
+    direct: Send = scope.get("state", {}).get("direct_send", send)
+    return direct
 
 
 def _request_id(given: str) -> str:

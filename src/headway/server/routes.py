@@ -102,7 +102,8 @@ def _wants(body: Generate, *, logprobs: bool) -> Wants:
 
 async def _deliver(request: Request, body: Generate, answer: Answer) -> Response:
     if body.stream:
-        return EventStream(answer, _service(request).settings.ping_seconds)
+        service = _service(request)
+        return EventStream(answer, service.outbox, service.settings.ping_seconds)
     whole = answer.whole(await collect(answer.streams, request.receive))
     return Response(whole, media_type="application/json")
 

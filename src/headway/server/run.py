@@ -82,6 +82,7 @@ class _Serving:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=settings.keep_alive_seconds,
                 timeout_graceful_shutdown=int(settings.grace_seconds) + STOP_SECONDS,
             )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headway.core.request import RequestError, SamplingParams
 from headway.server.errors import FAILURES, ApiError
 from headway.server.metrics import Exposition
+from headway.server.outbox import Outbox
 from headway.server.prompts import Prompt, PromptReader
 from headway.server.settings import ServerSettings
 from headway.server.tally import Tally
@@ -26,6 +27,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.tally = Tally()
+        self.outbox = Outbox()
         self.stopping = False
         self._engine: Engine | None = None
         self._workers = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")

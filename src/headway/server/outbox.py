@@ -1,0 +1,54 @@
+"""Sending to many clients in one go: one callback a turn of the event loop instead of a task that wakes for each."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, Protocol
+
+
+class Sender(Protocol):
+    def push(self) -> None: ...
+
+
+class Outbox:
+    """Senders that have something to send, pushed together at the end of the event loop's turn."""
+
+    def __init__(self) -> None:
+        self._due: list[Sender] = []
+
+    def add(self, sender: Sender) -> None:
+        """`sender.push()` is called soon. Not to be added again before that."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._due.append(sender)
+
+    def _flush(self) -> None:
+        due, self._due = self._due, []
+        for sender in due:
+            sender.push()
+
+
+def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Runs a coroutine up to where it first waits, as Python 3.12's eager tasks do.
+
+    Returns None if it has ended, else the task that carries it on.
+    """
+    try:
+        awaited = coroutine.send(None)
+    except StopIteration:
+        return None
+    return asyncio.ensure_future(_carry_on(coroutine, awaited))
+
+
+@types.coroutine
+def _carry_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, None, None]:
+    try:
+        while True:
+            yield awaited
+            awaited = coroutine.send(None)
+    except StopIteration:
+        return
+    finally:
+        coroutine.close()
