@@ -87,3 +87,8 @@ def bad_code(config: EngineConfig, model_path: str, report: Report) -> EngineLoo
 
 def sudden_end(config: EngineConfig, model_path: str, report: Report) -> EngineLoop:
     os._exit(3)
+
+
+def never_ready(config: EngineConfig, model_path: str, report: Report) -> EngineLoop:
+    time.sleep(60)
+    raise AssertionError

@@ -299,6 +299,17 @@ async def test_close_leaves_nothing(tiny_model_dir: Path, monkeypatch: pytest.Mo
     gc.collect()  # an unclosed socket or process would warn
 
 
+async def test_a_start_that_is_called_off_leaves_nothing(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = psutil.Process().children()
+    starting = asyncio.create_task(start(tiny_model_dir, loop_factory="tests.engine.echo:never_ready"))
+    await until(lambda: len(psutil.Process().children()) > len(children))
+    await asyncio.sleep(0.2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert psutil.Process().children() == children
+
+
 PARENT = f"""
 import asyncio, sys
 from headway.engine.api import Engine, SamplingParams

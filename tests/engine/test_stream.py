@@ -331,6 +331,18 @@ def test_hooks_get_one_call_a_step_and_one_an_end(desk: Desk) -> None:
     assert choices[1].last_token - choices[1].first_token == pytest.approx(steps[1].gaps[1])
 
 
+def test_one_readers_mistake_does_not_keep_others_waiting(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = desk.open(), desk.open()
+    calls: list[str] = []
+    first.on_ready = lambda: calls[7]
+    second.on_ready = lambda: calls.append("second")
+    desk.router.on_step += [lambda times: calls[9], lambda times: calls.append("step")]
+    word = desk.tokenizer.encode(" word")[0]
+    desk.say((first.choices[0], word), (second.choices[0], word))
+    assert calls == ["second", "step"]
+    assert caplog.text.count("IndexError") == 2
+
+
 def test_random_steps_over_many_streams_keep_every_token(desk: Desk) -> None:
     draw = random.Random(0)
     streams = [desk.open(n=draw.choice([1, 2])) for _ in range(20)]

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -72,7 +73,13 @@ class EngineClient:
         self._commands, self._commands_address = self._bind(zmq.PUSH, "commands")
         self._events, self._events_address = self._bind(zmq.PULL, "events")
         self._events_fd = int(self._events.getsockopt(zmq.FD))
-        self._loop.add_reader(self._events_fd, self._receive)
+        try:
+            self._loop.add_reader(self._events_fd, self._receive)
+        except NotImplementedError:
+            self._release()
+            raise RuntimeError(
+                "this event loop cannot watch sockets: run the engine on asyncio.SelectorEventLoop"
+            ) from None
 
     def _bind(self, kind: int, name: str) -> tuple[zmq.Socket[bytes], str]:
         socket = self._context.socket(kind)
@@ -134,11 +141,11 @@ class EngineClient:
             del self._pings[number]
 
     def _receive(self) -> None:
+        # The descriptor tells of changes only: nothing would call again for what is left.
         for _ in range(BURST):
             if not (self._open and has_message(self._events)):
                 return
             self._dispatch(event_decoder.decode(self._events.recv()))
-        # The descriptor tells of changes only, so nothing would call for what is left.
         self._loop.call_soon(self._receive)
 
     def _dispatch(self, event: Event) -> None:
@@ -150,7 +157,7 @@ class EngineClient:
                     pong.set_result(event)
             case Line():
                 self._report(event.text)
-            case Ready():
+            case Ready() if not self._ready.done():
                 self._ready.set_result(event)
             case Fatal():
                 self._die(event.message)
@@ -189,10 +196,20 @@ class EngineClient:
             self.send(Shutdown())
             self._flush()
         if self._process is not None:
-            await _stop(self._process, patience=STOP_WITHIN if self._ready.done() else 0.0)
+            await self._see_off(self._process)
         self._ready.cancel()
         if self._open:
             self._release()
+
+    async def _see_off(self, process: subprocess.Popen[bytes]) -> None:
+        if self._ready.cancelled() or not self._ready.done():  # it takes no commands while it loads
+            process.terminate()
+        if not await _ended(process, STOP_WITHIN):
+            process.kill()
+            process.wait()
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.close()
 
 
 def _nobody(what: object) -> None:
@@ -224,24 +241,13 @@ def _spawn(launch: bytes) -> subprocess.Popen[bytes]:
     return process
 
 
-async def _stop(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Waits for the end that was asked for, then insists."""
-    await _ended(process, patience)
-    if process.poll() is None:
-        process.terminate()
-        await _ended(process, STOP_WITHIN)
-    process.kill()
-    process.wait()
-    assert process.stdin is not None
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-
-
-async def _ended(process: subprocess.Popen[bytes], patience: float) -> None:
-    waited = 0.0
-    while process.poll() is None and waited < patience:
+async def _ended(process: subprocess.Popen[bytes], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while process.poll() is None:
+        if time.monotonic() > deadline:
+            return False
         await asyncio.sleep(0.01)
-        waited += 0.01
+    return True
 
 
 def _how_it_ended(code: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
 
 
 NO_SLO = Slo()
+
+log = logging.getLogger(__name__)
+
+
+def guarded(call: Callable[..., None], *args: object) -> None:
+    """One reader's mistake must not keep the others from their tokens."""
+    try:
+        call(*args)
+    except Exception:
+        log.exception("a hook of the engine's streams failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,12 +176,12 @@ class Router:
                     self._forget(choice, woken)
         for end in finished:
             self._finish(end, woken)
+        for stream in woken:
+            guarded(stream.notify)
         times.num_tokens = len(times.gaps) + len(times.first)
         if times.num_tokens:
             for hook in self.on_step:
-                hook(times)
-        for stream in woken:
-            stream.notify()
+                guarded(hook, times)
 
     def _finish(self, end: Finished, woken: list[Stream]) -> None:
         choice = self._choices.pop(end.handle, None)
@@ -187,7 +198,7 @@ class Router:
                 choice.stream.queue(choice)
                 self._forget(choice, woken)
         for hook in self.on_finished:
-            hook(end, choice)
+            guarded(hook, end, choice)
 
     def _forget(self, choice: Choice, woken: list[Stream]) -> None:
         # The engine still holds the choice until it says so; the stream's id is free once the reader's part is over.
