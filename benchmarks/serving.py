@@ -11,6 +11,7 @@ Bar: a running engine yields at least 5 times as many wanted tokens per second.
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import sys
 from argparse import Namespace
@@ -57,11 +58,10 @@ class Transformers:
     """The model as transformers loads and runs it, in this process."""
 
     def __init__(self, path: Path, dtype: str) -> None:
+        os.environ["TQDM_DISABLE"] = "1"
         import torch
         from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
 
-        disable_progress_bar()
         torch.set_num_threads(machine.usable_cores())
         source = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
