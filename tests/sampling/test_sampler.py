@@ -63,16 +63,16 @@ def test_a_row_is_the_same_alone_and_in_any_company(sequences: torch.Tensor):
     sampler, logits = make_sampler(params), random_logits(len(params))
     slots, positions = np.arange(len(params)), np.arange(len(params)) + 12
     together = sampler.sample(logits.clone(), slots, positions, sequences)
-    logprobs = together.host_logprobs()
+    logprobs = together.list_logprobs()
     assert together.valid.all()
     for row in slots:
         alone = sampler.sample(logits[row : row + 1].clone(), slots[row : row + 1], positions[row : row + 1], sequences)
         assert alone.token_ids.item() == together.token_ids[row].item()
-        assert (alone.host_logprobs() or [None])[0] == logprobs[row]
+        assert (alone.list_logprobs() or [None])[0] == logprobs[row]
     order = np.random.default_rng(2).permutation(slots)[:15]
     shuffled = sampler.sample(logits[order].clone(), slots[order], positions[order], sequences)
     assert shuffled.token_ids.tolist() == together.token_ids[order].tolist()
-    assert shuffled.host_logprobs() == [logprobs[row] for row in order]
+    assert shuffled.list_logprobs() == [logprobs[row] for row in order]
 
 
 def test_seed_choice_and_position_are_all_that_moves_a_draw():
@@ -127,7 +127,7 @@ def test_a_slot_forgets_its_last_request():
     logits[0, 9] = 1.0
     sampled = sampler.sample(logits, np.array([0]), np.array([0]), torch.zeros(1, 1, dtype=torch.int64))
     assert sampled.token_ids.tolist() == [9]
-    assert sampled.host_logprobs() is None
+    assert sampled.list_logprobs() is None
 
 
 def test_penalties_follow_their_formulas():
@@ -184,7 +184,7 @@ def test_logprobs_are_the_log_softmax_of_the_raw_logits():
     logits = random_logits(1, seed=4)[0] + torch.linspace(0, 1e-3, VOCAB)
     params = SamplingParams(seed=3, temperature=1.7, top_k=5, logprobs=4, logit_bias={77: 100.0}, max_tokens=None)
     sampled = sample_one(params, logits, torch.zeros(12, dtype=torch.int64))
-    entry = sampled.host_logprobs()[0]
+    entry = sampled.list_logprobs()[0]
     expected = torch.log_softmax(logits.double(), -1)
     best = expected.argsort(descending=True)
     assert sampled.token_ids.item() == 77
@@ -198,7 +198,7 @@ def test_logprobs_of_zero_give_the_sampled_token_only():
     sampled = sample_one(
         SamplingParams(temperature=0.0, logprobs=0), random_logits(1)[0], torch.zeros(1, dtype=torch.int64)
     )
-    entry = sampled.host_logprobs()[0]
+    entry = sampled.list_logprobs()[0]
     assert (entry.rank, entry.top_ids, entry.top_logprobs) == (1, [], [])
 
 

@@ -7,7 +7,6 @@ whatever the number of rows beside it, which the unpacked call does not give bel
 
 from __future__ import annotations
 
-import platform
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_ONEDNN_OPS = ("_linear_pointwise", "_reorder_linear_weight")
-_BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-"""What /proc/cpuinfo calls bfloat16 dot products: on x86 the first two, on Arm the last."""
+ONEDNN_OPS = ("_linear_pointwise", "_reorder_linear_weight")
+CPUINFO = Path("/proc/cpuinfo")
+BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
+"""What Linux calls bfloat16 dot products: the first two on x86, the last on Arm."""
 
 
 class Linear(Protocol):
@@ -103,15 +103,15 @@ def _widens(device: torch.device) -> bool:
 @cache
 def has_native_bf16() -> bool:
     """Whether this CPU multiplies bfloat16 itself. Where that cannot be read, it is taken not to."""
-    if platform.system() != "Linux":
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
         return False
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.lower().startswith(("flags", "features")):
-            return not _BF16_FLAGS.isdisjoint(line.split())
-    return False
+    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return not BF16_FEATURES.isdisjoint(features.split())
 
 
 @cache
 def has_onednn() -> bool:
     """Whether this build of torch has oneDNN's packed linear layers."""
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, op) for op in _ONEDNN_OPS)
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, op) for op in ONEDNN_OPS)

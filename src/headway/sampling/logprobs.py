@@ -5,7 +5,7 @@ As OpenAI's and vLLM's, they are the log softmax of the raw logits: before tempe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import Tensor
 
@@ -24,7 +24,11 @@ class LogprobTensors:
     top_ids: Tensor
     top_logprobs: Tensor
 
-    def to_host(self, counts: list[int]) -> list[Logprobs]:
+    def to_host(self) -> LogprobTensors:
+        """The same on the CPU, once the device has done all that was given to it before."""
+        return LogprobTensors(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
+
+    def to_list(self, counts: list[int]) -> list[Logprobs]:
         """One entry per token, with counts[i] of the best."""
         columns = (self.logprob.tolist(), self.rank.tolist(), self.top_ids.tolist(), self.top_logprobs.tolist(), counts)
         return [

@@ -23,7 +23,7 @@ NO_LOGPROBS = -1
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens chosen for n rows, still on the device: token_ids int64 [n].
+    """The tokens chosen for n rows: token_ids int64 [n].
 
     `valid` bool [n] is False where the row's logits left nothing to choose from (NaN, infinity, or all forbidden): its
     token is 0 and means nothing. `logprobs` belong to `logprob_rows`, of which each wants `logprob_counts` best.
@@ -35,12 +35,22 @@ class Sampled:
     logprob_counts: list[int]
     logprobs: LogprobTensors | None
 
-    def host_logprobs(self) -> list[Logprobs | None] | None:
+    def to_host(self) -> Sampled:
+        """The same on the CPU, once the device has done all that was given to it before."""
+        return Sampled(
+            self.token_ids.to("cpu", non_blocking=True),
+            self.valid.to("cpu", non_blocking=True),
+            self.logprob_rows,
+            self.logprob_counts,
+            None if self.logprobs is None else self.logprobs.to_host(),
+        )
+
+    def list_logprobs(self) -> list[Logprobs | None] | None:
         """One entry per row, None for those that asked for none; None when nobody did."""
         if self.logprobs is None:
             return None
         entries: list[Logprobs | None] = [None] * len(self.token_ids)
-        for row, entry in zip(self.logprob_rows, self.logprobs.to_host(self.logprob_counts), strict=True):
+        for row, entry in zip(self.logprob_rows, self.logprobs.to_list(self.logprob_counts), strict=True):
             entries[row] = entry
         return entries
 
@@ -50,7 +60,7 @@ class Sampler:
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self._vocab_size = vocab_size
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int64)
         self._top_p = np.ones(num_slots, np.float64)
@@ -80,7 +90,7 @@ class Sampler:
         self._logprobs[slot] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self._edits[slot] = None
         if LogitEdits.needed(params):
-            self._edits[slot] = LogitEdits(params, prompt_len, stop_token_ids, self._vocab_size, self._device)
+            self._edits[slot] = LogitEdits(params, prompt_len, stop_token_ids, self._vocab_size, self.device)
 
     def sample(self, logits: Tensor, slots: Longs, positions: Longs, tokens: Tensor) -> Sampled:
         """One token for each row of logits float32 [n, V], which is changed in place.
@@ -96,7 +106,7 @@ class Sampler:
                 edits.apply(logits[row], tokens[slot, : positions[row]])
         best = logits.amax(dim=-1)
         valid = best.isfinite()
-        token_ids = torch.empty(len(slots), dtype=torch.int64, device=self._device)
+        token_ids = torch.empty(len(slots), dtype=torch.int64, device=self.device)
         at_random = self._temperature[slots] > 0
         if not at_random.all():
             index = self._tensor(np.flatnonzero(~at_random))
@@ -119,7 +129,7 @@ class Sampler:
         return draw(logits, best, shape, self._tensor(uniforms(self._seed[slots], self._choice[slots], positions)))
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return torch.from_numpy(array).to(self.device)
 
 
 def _rows(logits: Tensor, index: Tensor) -> Tensor:

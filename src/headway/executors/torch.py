@@ -1,0 +1,193 @@
+"""TorchExecutor: a decoder on a paged KV pool, one forward pass per batch, on a thread of its own.
+
+The thread computes step k while the host collects k - 1 and schedules k + 1; torch lets go of the interpreter's lock
+while it computes. Steps run in the order of their launch, and a sampled token goes straight into the slot's sequence on
+the device, so a following step needs nothing from the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headway import models
+from headway.core.batch import Batch, StepOutput
+from headway.core.errors import ModelError
+from headway.executors.base import Capacity
+from headway.executors.config import ExecutorConfig
+from headway.executors.layout import Layout
+from headway.executors.machine import available_cores, available_memory
+from headway.executors.memory import CPU_POOL_LIMIT, CPU_SHARE, gigabytes, kv_budget
+from headway.executors.slots import Slots
+from headway.kernels import linear
+from headway.kernels.attention import AttentionPlan
+from headway.kernels.kv_cache import KVCache, bytes_per_token, kv_dtype
+from headway.models.llama import DecoderModel
+from headway.sampling.sampler import Sampled, Sampler
+
+Longs = npt.NDArray[np.int64]
+
+DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+NOTHING_TO_CHOOSE = "the model's logits leave nothing to choose from (NaN, infinity, or every token forbidden)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A step whose work has been given to the device. Times are those of time.perf_counter."""
+
+    batch: Batch
+    sampled: Sampled | None
+    started: float
+    submitted: float
+    done: Callable[[], float]
+    """Waits for the device; returns when it had finished."""
+
+
+class TorchExecutor:
+    """Computes batches with a model of Hugging Face layout or GGUF, on a CPU or one GPU."""
+
+    def __init__(self, config: ExecutorConfig, report: Callable[[str], None] = lambda line: None) -> None:
+        """Loads the model and makes the pool; `report` is told what they take.
+
+        Raises:
+            ModelError: the model cannot be read, the device is not there, or the memory is too little.
+        """
+        device, dtype = _device(config.device), DTYPES[config.dtype]
+        threads = config.threads or available_cores()
+        torch.set_num_threads(threads)
+        self._model = models.load(config.model, dtype, device)
+        shape = self._model.config
+        kept = kv_dtype(dtype, device)
+        budget = kv_budget(
+            config,
+            bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kept),
+            shape.max_position_embeddings,
+            config.kv_cache_memory or _pool_memory(config, self._model),
+        )
+        self._cache = KVCache(
+            shape.num_layers, budget.num_blocks, budget.block_size, shape.num_kv_heads, shape.head_dim, kept, device
+        )
+        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device)
+        self._slots = Slots(
+            config.max_num_seqs, budget.max_model_len, budget.block_size, self._cache.null_block, self._sampler
+        )
+        self._capacity = Capacity(budget.num_blocks, budget.block_size, config.max_num_seqs, budget.max_model_len)
+        self._finished = 0.0
+        self._thread = ThreadPoolExecutor(1, "headway-step", torch.set_num_threads, (threads,))
+        where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
+        report(
+            f"weights {gigabytes(self._model.nbytes)} in {linear.describe(device, dtype)}, on {device.type} ({where})"
+        )
+        report(str(budget))
+
+    def capacity(self) -> Capacity:
+        return self._capacity
+
+    def launch(self, batch: Batch) -> Future[_Launched]:
+        return self._thread.submit(self._launch, batch)
+
+    def collect(self, ticket: Future[_Launched]) -> StepOutput:
+        """Waits for the step. Whatever went wrong in it is raised here; steps launched later still run."""
+        launched = ticket.result()
+        finished = launched.done()
+        started = max(launched.started, self._finished)
+        output = _to_output(launched, finished - started, finished - max(launched.submitted, self._finished))
+        self._finished = finished
+        return output
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    @torch.inference_mode()
+    def _launch(self, batch: Batch) -> _Launched:
+        started = time.perf_counter()
+        self._slots.update(batch)
+        step = Layout.of(batch, self._slots.tables, self._cache.block_size, self._cache.null_block)
+        plan = AttentionPlan(self._cache, self._model.config.num_heads, step.starts, step.num_tokens, step.tables)
+        submitted = time.perf_counter()
+        positions = self._tensor(step.positions)
+        token_ids = self._slots.tokens[self._tensor(step.slots), positions]
+        logits = self._model.forward(token_ids, positions, plan.attend, self._tensor(step.sampling))
+        sampled = self._sample(batch, logits) if len(logits) else None
+        return _Launched(batch, sampled, started, submitted, _completion(self._model.device))
+
+    def _sample(self, batch: Batch, logits: torch.Tensor) -> Sampled:
+        slots = batch.slots[batch.samples].astype(np.int64)
+        positions = (batch.starts + batch.num_tokens)[batch.samples].astype(np.int64)
+        sampled = self._sampler.sample(logits, slots, positions, self._slots.tokens)
+        self._slots.tokens[self._tensor(slots), self._tensor(positions)] = sampled.token_ids
+        return sampled.to_host()
+
+    def _tensor(self, array: Longs) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._model.device)
+
+
+def _to_output(launched: _Launched, elapsed: float, device_time: float) -> StepOutput:
+    batch, sampled = launched.batch, launched.sampled
+    counts = np.zeros(len(batch.slots), np.int32)
+    if sampled is None:
+        return StepOutput(batch.step_id, counts, np.zeros(0, np.int32), elapsed=elapsed, device_time=device_time)
+    valid = sampled.valid.numpy()
+    rows = np.flatnonzero(batch.samples)
+    counts[rows[valid]] = 1
+    logprobs = sampled.list_logprobs()
+    return StepOutput(
+        step_id=batch.step_id,
+        counts=counts,
+        token_ids=sampled.token_ids.numpy()[valid].astype(np.int32),
+        logprobs=None if logprobs is None else [entry for entry, ok in zip(logprobs, valid, strict=True) if ok],
+        elapsed=elapsed,
+        device_time=device_time,
+        failed=dict.fromkeys(rows[~valid].tolist(), NOTHING_TO_CHOOSE),
+    )
+
+
+def _completion(device: torch.device) -> Callable[[], float]:
+    if device.type == "cpu":
+        finished = time.perf_counter()
+        return lambda: finished
+    event = torch.cuda.Event()
+    event.record()
+
+    def wait() -> float:
+        event.synchronize()
+        return time.perf_counter()
+
+    return wait
+
+
+def _device(name: str) -> torch.device:
+    """The device of this name; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ModelError(f"there is no device {name!r}: use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ModelError(f"device {name!r} is not supported: use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ModelError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _pool_memory(config: ExecutorConfig, model: DecoderModel) -> int:
+    """Bytes for the KV pool where nobody says how many, now that the weights are loaded."""
+    if model.device.type == "cpu":
+        return int(min(CPU_POOL_LIMIT, CPU_SHARE * available_memory()))
+    free, total = torch.cuda.mem_get_info(model.device)
+    used = total - free
+    return int(total * config.gpu_memory_utilization) - used - _working_memory(config, model)
+
+
+def _working_memory(config: ExecutorConfig, model: DecoderModel) -> int:
+    """Bytes that a full step takes beside weights and pool: float32 logits three times over, and activations."""
+    shape = model.config
+    widest = 4 * shape.hidden_size + 3 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim
+    return 4 * (3 * config.max_num_seqs * shape.vocab_size + config.max_num_batched_tokens * widest)
