@@ -20,7 +20,7 @@ FACTORY = "tests.engine.echo:build_loop"
 
 @pytest.fixture
 def llm(tiny_model_dir: Path) -> Iterator[LLM]:
-    with LLM(str(tiny_model_dir), loop_factory=FACTORY, max_batch_size=4) as llm:
+    with LLM(tiny_model_dir, loop_factory=FACTORY, max_batch_size=4) as llm:
         yield llm
 
 

@@ -270,6 +270,12 @@ async def test_unknown_settings_are_named(tiny_model_dir: Path) -> None:
         await start(tiny_model_dir, max_num_sequences=3)
 
 
+@pytest.mark.parametrize(("name", "value"), [("dtype", "float8"), ("max_model_len", "2k"), ("max_batch_size", 0)])
+async def test_wrong_settings_are_named(tiny_model_dir: Path, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        await start(tiny_model_dir, **{name: value})
+
+
 # -- what is left behind -----------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from headway.engine.config import EngineConfig
 from headway.engine.messages import Abort, Add, EngineStats, Ready, Refused, Step, handles_of, token_ids_of
 from headway.engine.resolve import resolve_model
 from headway.engine.router import NO_SLO, Router, StepTimes, Tags
-from headway.engine.startup import BUILD_LOOP, Report, as_config, model_name, silent
+from headway.engine.startup import BUILD_LOOP, Model, Report, as_config, model_name, silent
 from headway.engine.stream import Choice, EngineDead, Stream
 from headway.engine.text import Tokenizer
 from headway.engine.validation import QueueFull
@@ -59,7 +59,7 @@ class Engine:
     @classmethod
     async def start(
         cls,
-        config: EngineConfig | str | None = None,
+        model: Model = None,
         *,
         report: Report = silent,
         loop_factory: str = BUILD_LOOP,
@@ -67,15 +67,14 @@ class Engine:
     ) -> Self:
         """Starts an engine and waits until it can serve.
 
-        `config`: a whole configuration, a model as `EngineConfig.model` names it, or None for the embedded one;
-        `overrides` replace fields of it or of its scheduler's. `report` gets start-up's lines for a person.
-        `loop_factory`: "module:function" that builds another loop in the engine process.
+        `overrides` replace fields of the configuration or of its scheduler's. `report` gets start-up's lines for a
+        person. `loop_factory`: "module:function" that builds another loop in the engine process.
 
         Raises:
             ModelError: the model cannot be found or read.
             EngineDead: the engine process could not start; one line says why.
         """
-        config = as_config(config, overrides)
+        config = as_config(model, overrides)
         path = str(await asyncio.to_thread(resolve_model, config.model))
         client = EngineClient(report)
         try:

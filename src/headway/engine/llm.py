@@ -17,10 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headway.core.batch import Finished, Logprobs
 from headway.core.request import FinishReason, RequestError, SamplingParams
-from headway.engine.config import EngineConfig
 from headway.engine.resolve import resolve_model
 from headway.engine.router import Router, Tags
-from headway.engine.startup import BUILD_LOOP, Report, as_config, make_loop, silent
+from headway.engine.startup import BUILD_LOOP, Model, Report, as_config, make_loop, silent
 from headway.engine.stream import Stream
 from headway.engine.text import Tokenizer
 
@@ -61,8 +60,8 @@ class LLM:
         for completion in llm.generate(["Once upon", "In the end"], SamplingParams(max_tokens=32)):
             print(completion.outputs[0].text)
 
-    `model`: as in EngineConfig, or a whole configuration; `overrides` replace fields of it or of its scheduler's.
-    `report` gets start-up's lines for a person. Not thread-safe.
+    `overrides` replace fields of the configuration or of its scheduler's. `report` gets start-up's lines for a person.
+    Not thread-safe.
 
     Raises:
         ModelError: the model cannot be found, read or run.
@@ -70,7 +69,7 @@ class LLM:
 
     def __init__(
         self,
-        model: EngineConfig | str | None = None,
+        model: Model = None,
         *,
         report: Report = silent,
         loop_factory: str = BUILD_LOOP,

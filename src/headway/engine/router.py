@@ -25,7 +25,7 @@ NO_SLO = Slo()
 log = logging.getLogger(__name__)
 
 
-def guarded(call: Callable[..., None], *args: object) -> None:
+def _guarded(call: Callable[..., None], *args: object) -> None:
     """One reader's mistake must not keep the others from their tokens."""
     try:
         call(*args)
@@ -177,11 +177,11 @@ class Router:
         for end in finished:
             self._finish(end, woken)
         for stream in woken:
-            guarded(stream.notify)
+            _guarded(stream.notify)
         times.num_tokens = len(times.gaps) + len(times.first)
         if times.num_tokens:
             for hook in self.on_step:
-                guarded(hook, times)
+                _guarded(hook, times)
 
     def _finish(self, end: Finished, woken: list[Stream]) -> None:
         choice = self._choices.pop(end.handle, None)
@@ -198,7 +198,7 @@ class Router:
                 choice.stream.queue(choice)
                 self._forget(choice, woken)
         for hook in self.on_finished:
-            guarded(hook, end, choice)
+            _guarded(hook, end, choice)
 
     def _forget(self, choice: Choice, woken: list[Stream]) -> None:
         # The engine still holds the choice until it says so; the stream's id is free once the reader's part is over.
