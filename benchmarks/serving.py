@@ -27,7 +27,7 @@ from headway.core.config import SchedulerConfig
 from headway.engine.config import EngineConfig
 from headway.engine.resolve import resolve_model
 from headway.engine.text import Tokenizer
-from headway.lab import machine
+from headway.executors.machine import available_cores
 from headway.lab.workload import sharegpt
 
 BAR = 5.0
@@ -62,7 +62,7 @@ class Transformers:
         import torch
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(machine.usable_cores())
+        torch.set_num_threads(available_cores())
         source = {"gguf_file": path.name} if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **source)

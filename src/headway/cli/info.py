@@ -15,6 +15,7 @@ from headway.cli.errors import engine_errors
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from headway.engine.config import EngineConfig
     from headway.models.config import ModelConfig
 
 
@@ -31,11 +32,14 @@ def run(args: argparse.Namespace) -> int:
     from headway.lab import machine
     from headway.models.config import load_config
 
+    facts = machine.facts()
     with engine_errors():
         path = resolve_model(config.model)
         model = load_config(path)
-    _print("machine", _machine(machine.facts()))
+        memory = _memory(config, path, model, facts)
+    _print("machine", _machine(facts))
     _print("model", _model(path, model))
+    _print("memory", memory)
     return 0
 
 
@@ -50,10 +54,12 @@ def _print(title: str, rows: Mapping[str, str]) -> None:
 
 
 def _machine(facts: Mapping[str, Any]) -> dict[str, str]:
+    from headway.executors.memory import gigabytes
+
     return {
         "processor": f"{facts['processor']}, {facts['cores']} cores",
         "memory": f"{gigabytes(facts['memory'])}, {gigabytes(facts['memory_available'])} available",
-        "GPUs": "; ".join(facts["gpus"]) or "none",
+        "GPUs": "; ".join(f"{gpu['name']}, {gigabytes(gpu['memory'])}" for gpu in facts["gpus"]) or "none",
         "system": f"{facts['platform']}, Python {facts['python']}",
         "versions": ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
     }
@@ -71,6 +77,51 @@ def _model(path: Path, model: ModelConfig) -> dict[str, str]:
     }
 
 
+def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping[str, Any]) -> dict[str, str]:
+    """What an engine of `config` would give to weights and KV.
+
+    Raises:
+        ModelError: it would not fit.
+    """
+    from headway.executors.config import ExecutorConfig
+    from headway.executors.memory import gigabytes, kv_budget
+
+    on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(facts["gpus"]))
+    item = 4 if config.dtype == "float32" else 2
+    kv_item = item if on_gpu else 4  # attention on CPUs computes in float32 and keeps what it computes with
+    weights = parameters(model) * item
+    budget = kv_budget(
+        ExecutorConfig(
+            model=str(path),
+            block_size=config.block_size,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.scheduler.seqs,
+        ),
+        kv_bytes_per_token(model, kv_item),
+        model.max_position_embeddings,
+        config.kv_cache_memory or _pool_memory(config, weights, facts, on_gpu),
+    )
+    requests = [f"{budget.num_tokens // length:,} of {length:,}" for length in (512, 2048, budget.max_model_len)]
+    return {
+        "weights": f"{gigabytes(weights)} with {item} bytes each (a CPU may keep them wider)",
+        "KV of a token": f"{budget.bytes_per_token:,} bytes = keys and values x {model.num_layers} layers x "
+        f"{model.num_kv_heads} heads x {model.head_dim} x {kv_item} bytes",
+        "KV pool": str(budget).removeprefix("KV pool "),
+        "it holds": f"requests: {', '.join(requests)} tokens",
+        "limits": f"{config.scheduler.seqs} requests hold KV at a time, {config.scheduler.max_batch_size} share a step",
+    }
+
+
+def _pool_memory(config: EngineConfig, weights: int, facts: Mapping[str, Any], on_gpu: bool) -> int:
+    """About the bytes that an engine takes for the pool where nobody says how many."""
+    from headway.executors.memory import CPU_POOL_LIMIT, CPU_SHARE
+
+    if on_gpu:
+        memory = facts["gpus"][0]["memory"] if facts["gpus"] else 0
+        return int(memory * config.gpu_memory_utilization) - weights
+    return int(min(CPU_POOL_LIMIT, CPU_SHARE * (facts["memory_available"] - weights)))
+
+
 def parameters(model: ModelConfig) -> int:
     """Weights of the model, biases left out; a tied head counts once."""
     attention = 2 * model.hidden_size * model.head_dim * (model.num_heads + model.num_kv_heads)
@@ -79,6 +130,6 @@ def parameters(model: ModelConfig) -> int:
     return model.num_layers * layer + heads * model.vocab_size * model.hidden_size + model.hidden_size
 
 
-def gigabytes(size: float) -> str:
-    """Bytes for a person."""
-    return f"{size / 1e9:.2f} GB" if size < 1e11 else f"{size / 1e9:,.0f} GB"
+def kv_bytes_per_token(model: ModelConfig, item: int) -> int:
+    """Bytes of one token's keys and values in all layers, `item` bytes a number."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * item

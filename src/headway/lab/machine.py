@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import subprocess
@@ -12,32 +11,23 @@ from typing import Any
 
 import psutil
 
+from headway.executors.machine import available_cores, available_memory
+
 _PACKAGES = ("headway", "torch", "transformers", "tokenizers", "numpy")
 
 
 def facts() -> dict[str, Any]:
     """Processor, cores that may be used, memory in bytes, GPUs, and the versions of what computes."""
-    memory = psutil.virtual_memory()
     return {
         "processor": _processor(),
-        "cores": usable_cores(),
-        "memory": memory.total,
-        "memory_available": memory.available,
+        "cores": available_cores(),
+        "memory": psutil.virtual_memory().total,
+        "memory_available": available_memory(),
         "gpus": _gpus(),
         "platform": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version for name in _PACKAGES if (version := _version(name))},
     }
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, and the share that a cgroup (v2) grants."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # no cgroup, or no limit ("max")
-        return cores
 
 
 def _processor() -> str:
@@ -48,16 +38,18 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _gpus() -> list[str]:
+def _gpus() -> list[dict[str, Any]]:
+    """Name and memory in bytes of each NVIDIA GPU."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        fields = [line.rsplit(", ", 1) for line in answer.splitlines()]
+        return [{"name": name, "memory": int(mebibytes) * 2**20} for name, mebibytes in fields]
+    except (OSError, subprocess.SubprocessError, ValueError):
         return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
 
 
 def _version(package: str) -> str | None:
