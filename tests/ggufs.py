@@ -62,6 +62,8 @@ def write(
         **(metadata or {}),
     }
     writer = GGUFWriter(path, architecture)
+    if alignment := values.pop("general.alignment", None):
+        writer.add_custom_alignment(alignment)
     for key, value in values.items():
         _add(writer, key, value)
     for name, tensor in tensors.items():

@@ -28,23 +28,41 @@ class ContiguousAttention:
         return torch.einsum("htl,lhd->thd", weights, v.repeat_interleave(groups, 1))
 
 
+class RaggedAttention:
+    """An `attend` for several sequences side by side; `counts` says how many tokens of each the step holds."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self._each = [ContiguousAttention() for _ in range(num_sequences)]
+        self.counts: list[int] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(self._each, *(x.split(self.counts) for x in (q, k, v)), strict=True)
+        return torch.cat([attend(layer, *qkv) for attend, *qkv in parts])
+
+
 def logits(model: DecoderModel, token_ids: Sequence[int]) -> Tensor:
     """float32 [T, V]: those after every token of one sequence."""
     positions = torch.arange(len(token_ids))
     return model.forward(torch.tensor(token_ids), positions, ContiguousAttention(), positions)
 
 
-def greedy(model: DecoderModel, prompt: Sequence[int], num_tokens: int) -> tuple[list[int], list[float]]:
-    """The best tokens after the prompt, whatever they are, and by how much each one's logit leads the second best."""
-    attend = ContiguousAttention()
-    tokens, margins = [], []
-    feed, start = list(prompt), 0
+def greedy(
+    model: DecoderModel, prompts: Sequence[Sequence[int]], num_tokens: int
+) -> tuple[list[list[int]], list[list[float]]]:
+    """The best tokens after each prompt, whatever they are, and by how much each one's logit leads the second best."""
+    attend = RaggedAttention(len(prompts))
+    starts = [0] * len(prompts)
+    feeds = [list(prompt) for prompt in prompts]
+    tokens: list[list[int]] = [[] for _ in prompts]
+    margins: list[list[float]] = [[] for _ in prompts]
     for _ in range(num_tokens):
-        positions = torch.arange(start, start + len(feed))
-        last = torch.tensor([len(feed) - 1])
-        best = model.forward(torch.tensor(feed), positions, attend, last)[0].topk(2)
-        start += len(feed)
-        feed = [int(best.indices[0])]
-        tokens += feed
-        margins.append(float(best.values[0] - best.values[1]))
+        attend.counts = [len(feed) for feed in feeds]
+        positions = torch.cat([torch.arange(s, s + len(feed)) for s, feed in zip(starts, feeds, strict=True)])
+        last = torch.tensor(attend.counts).cumsum(0) - 1
+        best = model.forward(torch.tensor([i for feed in feeds for i in feed]), positions, attend, last).topk(2)
+        starts = [s + n for s, n in zip(starts, attend.counts, strict=True)]
+        feeds = best.indices[:, :1].tolist()
+        for i, feed in enumerate(feeds):
+            tokens[i] += feed
+            margins[i].append(float(best.values[i, 0] - best.values[i, 1]))
     return tokens, margins

@@ -188,3 +188,10 @@ def test_pickles_are_refused_unread(suffix, tmp_path):
     path.write_bytes(b"\x80\x04N.")
     with pytest.raises(ModelError, match="pickle"):
         load(path, torch.float32)
+
+
+def test_sequences_side_by_side_get_what_each_gets_alone(tiny_model_dir):
+    model = load(tiny_model_dir, torch.float32)
+    prompts = [[5, 6, 7], [8], list(range(100, 140))]
+    together, _ = naive.greedy(model, prompts, 12)
+    assert together == [naive.greedy(model, [prompt], 12)[0][0] for prompt in prompts]

@@ -25,7 +25,10 @@ Angles = tuple[Tensor, Tensor]
 
 
 class DecoderModel:
-    """A Llama-architecture decoder. It keeps no state of any sequence: that is `attend`'s."""
+    """A Llama-architecture decoder. It keeps no state of any sequence: that is `attend`'s.
+
+    `nbytes` is what its weights take in memory, packed as they are.
+    """
 
     def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, device: torch.device | str) -> None:
         self.config = config
@@ -43,6 +46,8 @@ class DecoderModel:
         if "rope_freqs.weight" in weights:
             inv_freq = inv_freq / weights.get("rope_freqs.weight", config.head_dim // 2)
         self._rope = rope_table(inv_freq, config.max_position_embeddings).to(self.device)
+        parts = (self._embedding, self._norm, self._head, self._rope, *self._layers)
+        self.nbytes = sum(part.nbytes for part in parts)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend, sample_index: Tensor) -> Tensor:
@@ -80,6 +85,8 @@ class _Layer:
         self._post_attention_norm = load.tensor(f"{prefix}.post_attention_layernorm.weight", hidden)
         self._gate_up = load.linear({f"{mlp}.gate_proj": inner, f"{mlp}.up_proj": inner}, hidden, bias=config.mlp_bias)
         self._down = load.linear({f"{mlp}.down_proj": hidden}, inner, bias=config.mlp_bias)
+        norms = (self._input_norm, self._post_attention_norm)
+        self.nbytes = sum(part.nbytes for part in (*norms, self._qkv, self._output, self._gate_up, self._down))
 
     def __call__(self, x: Tensor, angles: Angles, attend: Attend) -> Tensor:
         x = x + self._attention(rms_norm(x, self._input_norm, self._eps), angles, attend)
