@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
@@ -33,7 +34,7 @@ def available_memory() -> int:
 
 def _own_cgroups() -> Iterator[Path]:
     """The folders (cgroup v2) of this process' group and of those around it; none where there are none."""
-    own = next((line[3:] for line in _read(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), None)
+    own = next((line[3:] for line in _read(OWN_CGROUP).splitlines() if line.startswith("0::")), None)
     if own is None:
         return
     folder = CGROUPS / own.strip().lstrip("/")

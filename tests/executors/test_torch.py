@@ -1,0 +1,359 @@
+"""The torch executor, driven by hand, against decoding one request at a time with nothing paged or batched."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headway import models
+from headway.core.batch import Batch
+from headway.core.errors import ModelError
+from headway.executors import make_executor
+from headway.executors.config import ExecutorConfig
+from headway.executors.torch import TorchExecutor
+from headway.models.llama import DecoderModel
+from headway.sampling.rng import uniforms
+from tests import naive
+from tests.executors.driver import Driver, Seat
+from tests.sampling.reference import probabilities
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+POOL = 2 * 2 * 2 * 16 * 4 * 16 * 100
+"""Bytes of 100 blocks of 16 tokens of the tiny model: keys and values, 2 layers of 2 heads of 16 float32."""
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir: Path) -> DecoderModel:
+    return models.load(tiny_model_dir, torch.float32)
+
+
+@pytest.fixture(scope="module", params=DEVICES)
+def shared_executor(tiny_model_dir: Path, request: pytest.FixtureRequest) -> Iterator[TorchExecutor]:
+    executor = TorchExecutor(config(tiny_model_dir, device=request.param))
+    yield executor
+    executor.close()
+
+
+@pytest.fixture
+def driver(shared_executor: TorchExecutor) -> Driver:
+    return Driver(shared_executor)
+
+
+def config(folder: Path, **changes) -> ExecutorConfig:
+    settings = {"dtype": "float32", "device": "cpu", "kv_cache_memory": POOL, "max_num_seqs": 8, "threads": 1}
+    return ExecutorConfig(str(folder), **(settings | changes))
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(100, 40_000, length).tolist()
+
+
+def expect_greedy(model: DecoderModel, seats: list[Seat]) -> None:
+    """Each token is the best after all before it, computed anew from the whole sequence."""
+    for seat in seats:
+        assert seat.tokens
+        sequence = seat.known + seat.tokens
+        best = naive.logits(model, sequence[:-1])[len(seat.known) - 1 :].topk(2)
+        assert (best.values[:, 0] - best.values[:, 1]).min() > 1e-4, "two tokens are rivals here: take another seed"
+        assert seat.tokens == best.indices[:, 0].tolist()
+
+
+def test_one_request_alone(driver: Driver, model: DecoderModel):
+    seat = driver.add(prompt(21))
+    driver.step((seat, 21))
+    for _ in range(15):
+        driver.step((seat, 1))
+    expect_greedy(model, [seat])
+
+
+def test_a_prompt_in_chunks_yields_no_token_before_its_end(driver: Driver, model: DecoderModel):
+    seat = driver.add(prompt(50))
+    for count in (20, 1, 16, 3):
+        output = driver.step((seat, count))
+        assert output.counts.tolist() == [0]
+        assert not len(output.token_ids)
+    driver.step((seat, 10))
+    driver.step((seat, 1))
+    assert len(seat.tokens) == 2
+    expect_greedy(model, [seat])
+
+
+def test_prefills_and_decodes_in_one_step(driver: Driver, model: DecoderModel):
+    a, b, c, d = (driver.add(prompt(n, seed=n)) for n in (5, 33, 70, 1))
+    driver.step((a, 5), (b, 20))
+    driver.step((c, 30), (a, 1), (d, 1), (b, 13))
+    driver.step((d, 1), (b, 1), (c, 40), (a, 1))
+    driver.step((c, 1), (a, 1), (b, 1), (d, 1))
+    assert [len(seat.tokens) for seat in (a, b, c, d)] == [4, 3, 2, 3]
+    expect_greedy(model, [a, b, c, d])
+
+
+def test_steps_launched_ahead_read_tokens_the_host_has_not_seen(driver: Driver, model: DecoderModel):
+    a, b = driver.add(prompt(12)), driver.add(prompt(40, seed=1))
+    driver.launch((a, 12), (b, 30))
+    driver.launch((a, 1), (b, 10))
+    for _ in range(10):
+        driver.launch((a, 1), (b, 1))
+        driver.collect()
+    driver.collect()
+    driver.collect()
+    assert len(a.tokens) == 12
+    expect_greedy(model, [a, b])
+
+
+def test_slots_and_blocks_go_to_others(driver: Driver, model: DecoderModel):
+    first, other = driver.add(prompt(60)), driver.add(prompt(9, seed=1))
+    driver.step((first, 60), (other, 9))
+    driver.step((first, 1), (other, 1))
+    freed = driver.finish(first)
+    second = driver.add(prompt(35, seed=2))
+    driver.step((other, 1), (second, 35))
+    assert second.slot == first.slot
+    assert second.blocks == freed[::-1][:3]
+    driver.step((second, 1), (other, 1))
+    expect_greedy(model, [first, second, other])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_schedule(driver: Driver, model: DecoderModel, seed: int):
+    """Random chunks and company, up to two steps ahead, slots and blocks handed on."""
+    rng = np.random.default_rng(seed)
+    waiting = [prompt(int(rng.integers(1, 60)), seed=100 * seed + i) for i in range(12)]
+    board, ended, ahead = [], [], 0
+    while waiting or board:
+        while waiting and len(board) < 4:
+            board.append(driver.add(waiting.pop()))
+        rows = [seat for seat in board if rng.random() < 0.8] or board[:1]
+        driver.launch(*((seat, int(rng.integers(1, seat.length - seat.computed + 1))) for seat in rows))
+        ahead += 1
+        if ahead == 2 or rng.random() < 0.5:
+            driver.collect()
+            ahead -= 1
+        for seat in [seat for seat in board if seat.length - seat.prompt_len >= 6]:
+            while ahead:
+                driver.collect()
+                ahead -= 1
+            board.remove(seat)
+            driver.finish(seat)
+            ended.append(seat)
+    assert len(ended) == 12
+    expect_greedy(model, ended)
+
+
+def test_sampled_tokens_are_the_inverse_of_the_naive_distribution(driver: Driver, model: DecoderModel):
+    """By seed, choice and position, with neighbours that sample otherwise."""
+    greedy = driver.add(prompt(10, seed=3))
+    shape = {"temperature": 1.5, "top_k": 20, "top_p": 0.95}
+    seats = [driver.add(prompt(25), seed=s, choice=c, **shape) for s, c in ((7, 0), (7, 1), (2**64 - 1, 0))]
+    driver.step((greedy, 10), *((seat, 25) for seat in seats))
+    for _ in range(12):
+        driver.step((seats[2], 1), (greedy, 1), (seats[0], 1), (seats[1], 1))
+    assert len({tuple(seat.tokens) for seat in seats}) == 3
+    for seat in seats:
+        positions = 25 + np.arange(len(seat.tokens))
+        drawn = uniforms(np.uint64(seat.params.seed), seat.choice, positions)
+        logits = naive.logits(model, seat.known + seat.tokens)[24:-1].numpy()
+        for row, u, token in zip(logits, drawn, seat.tokens, strict=True):
+            ends = np.cumsum(probabilities(row, **shape))
+            assert ends[token] > u - 1e-4
+            assert (ends[token - 1] if token else 0.0) < u + 1e-4
+
+
+def test_a_resumed_request_goes_on_as_if_nothing_had_been(driver: Driver):
+    """Its tokens come back with it, and its penalties and random numbers go on where they were."""
+    asked = {"seed": 5, "temperature": 1.2, "presence_penalty": 1.0, "repetition_penalty": 1.2, "logprobs": 1}
+    whole = driver.add(prompt(20), **asked)
+    driver.step((whole, 20))
+    for _ in range(9):
+        driver.step((whole, 1))
+    resumed = driver.add(prompt(20), generated=whole.tokens[:4], **asked)
+    driver.step((resumed, 24))
+    for _ in range(5):
+        driver.step((resumed, 1))
+    assert resumed.tokens == whole.tokens
+    assert [entry.logprob for entry in resumed.logprobs] == pytest.approx(
+        [entry.logprob for entry in whole.logprobs[4:]], abs=1e-4
+    )
+
+
+def test_logprobs_go_to_those_who_asked(driver: Driver, model: DecoderModel):
+    a, b = driver.add(prompt(9), logprobs=3), driver.add(prompt(8, seed=1))
+    output = driver.step((b, 8), (a, 9))
+    assert output.logprobs[0] is None
+    expected = torch.log_softmax(naive.logits(model, a.known)[-1].double(), -1)
+    assert a.logprobs[0].logprob == pytest.approx(expected.max().item(), abs=1e-4)
+    assert a.logprobs[0].rank == 1
+    assert a.logprobs[0].top_ids == expected.topk(3).indices.tolist()
+    assert driver.step((b, 1)).logprobs is None
+
+
+def test_no_stop_token_before_min_tokens(driver: Driver, model: DecoderModel):
+    stop = int(naive.logits(model, prompt(11))[-1].argmax())
+    seat = driver.add(prompt(11), stop=[stop], min_tokens=2)
+    driver.step((seat, 11))
+    driver.step((seat, 1))
+    assert stop not in seat.tokens
+
+
+def test_padding_is_computed_and_changes_nothing(driver: Driver, model: DecoderModel):
+    a, b = driver.add(prompt(30)), driver.add(prompt(3, seed=1))
+    driver.step((a, 30), (b, 3), pads=40)
+    driver.step((b, 1), (a, 1), pads=7)
+    driver.step((a, 1), (b, 1), pads=1)
+    expect_greedy(model, [a, b])
+    seen = []
+    forward = driver.executor._model.forward
+    driver.executor._model.forward = lambda ids, *rest: seen.append(len(ids)) or forward(ids, *rest)
+    driver.step((a, 1), pads=9)
+    driver.executor._model.forward = forward
+    assert seen == [10]
+
+
+def test_a_batch_of_padding_only(driver: Driver):
+    empty = np.zeros(1, np.int32)
+    batch = Batch(9, np.zeros(1, np.int64), empty, empty, empty, empty > 0, empty + 5, (), *[empty[:0]] * 3)
+    output = driver.executor.collect(driver.executor.launch(batch))
+    assert output.counts.tolist() == [0]
+
+
+def test_a_failed_step_is_told_and_the_next_ones_run(driver: Driver, model: DecoderModel):
+    good, bad = driver.add(prompt(10)), driver.add(prompt(4), temperature=1.0, seed=None)
+    driver.step((good, 10))
+    driver.launch((bad, 4))
+    driver.launch((good, 1))
+    with pytest.raises(ValueError, match="no seed"):
+        driver.collect()
+    driver.collect()
+    driver.step((good, 1))
+    assert len(good.tokens) == 3
+    expect_greedy(model, [good])
+
+
+def test_a_row_that_is_not_a_number_fails_alone(tiny_model_dir: Path, model: DecoderModel):
+    executor = TorchExecutor(config(tiny_model_dir))
+    driver = Driver(executor)
+    poison = 77
+    executor._model._embedding[poison] = math.nan
+    good, bad = driver.add(prompt(20)), driver.add([5, poison, 6])
+    output = driver.step((bad, 3), (good, 20))
+    assert output.counts.tolist() == [0, 1]
+    assert list(output.failed) == [0]
+    assert "NaN" in output.failed[0]
+    driver.step((good, 1), (bad, 1))
+    freed = driver.finish(bad)  # they hold NaN: whoever gets them must not see it
+    heir = driver.add(prompt(30, seed=4))
+    driver.step((heir, 30), (good, 1))
+    driver.step((heir, 1), (good, 1))
+    executor.close()
+    assert set(freed) <= set(heir.blocks)
+    expect_greedy(model, [good, heir])
+
+
+def test_times_are_told(driver: Driver):
+    seat = driver.add(prompt(64))
+    output = driver.step((seat, 64))
+    assert 0 < output.device_time <= output.elapsed < 60
+
+
+def test_bfloat16_is_the_default_and_near_float32(tiny_model_dir: Path, model: DecoderModel):
+    lines = []
+    executor = make_executor("torch", config(tiny_model_dir, dtype="auto"), lines.append)
+    driver = Driver(executor)
+    seats = [driver.add(prompt(n, seed=n), logprobs=0) for n in (40, 3, 17)]
+    driver.step(*((seat, len(seat.known)) for seat in seats))
+    driver.step(*((seat, 1) for seat in seats))
+    executor.close()
+    assert "bfloat16" in lines[0]
+    for seat in seats:
+        logits = naive.logits(model, seat.known + seat.tokens[:1])[-2:]
+        expected = torch.log_softmax(logits, -1)[range(2), seat.tokens]
+        assert [entry.logprob for entry in seat.logprobs] == pytest.approx(expected.tolist(), abs=0.5)
+
+
+def test_what_the_start_reports(tiny_model_dir: Path):
+    lines = []
+    executor = TorchExecutor(config(tiny_model_dir), lines.append)
+    executor.close()
+    capacity = executor.capacity()
+    assert (capacity.num_blocks, capacity.block_size, capacity.max_num_seqs) == (99, 16, 8)
+    assert capacity.max_model_len == 99 * 16  # less than the model's 2,048: the pool's size
+    assert "float32" in lines[0]
+    assert "1 threads" in lines[0]
+    assert "99 blocks of 16 tokens, 1,584 tokens at 512 bytes" in lines[1]
+    assert "the model could do 2,048" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_model_len": 1585}, r"max_model_len 1,585 .* holds 1,584 tokens.*kv-cache-memory to 827,392"),
+        ({"max_model_len": 2049}, "more than the 2,048 tokens the model was made for"),
+        ({"kv_cache_memory": 10_000}, "0.010 MB for the KV pool is too little"),
+        ({"device": "nonsense"}, "no device 'nonsense'"),
+        ({"device": "meta"}, "'meta' is not supported"),
+        ({"device": "cuda:99"}, "not there"),
+        ({"model": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(tiny_model_dir: Path, changes: dict, message: str):
+    with pytest.raises(ModelError, match=message) as caught:
+        TorchExecutor(
+            config(**({"folder": tiny_model_dir} | {"folder" if k == "model" else k: v for k, v in changes.items()}))
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_the_named_memory_is_enough(tiny_model_dir: Path):
+    executor = TorchExecutor(config(tiny_model_dir, max_model_len=1585, kv_cache_memory=827_392))
+    executor.close()
+    assert executor.capacity().max_model_len == 1585
+
+
+def test_the_last_token_that_a_slot_can_hold(tiny_model_dir: Path, model: DecoderModel):
+    """A sequence fills its block table and its slot to the brim."""
+    executor = TorchExecutor(config(tiny_model_dir, max_model_len=48))
+    driver = Driver(executor)
+    seat = driver.add(prompt(46))
+    driver.step((seat, 46))
+    driver.step((seat, 1))
+    driver.step((seat, 1))
+    executor.close()
+    assert seat.length == 49
+    expect_greedy(model, [seat])
+
+
+def test_closing_leaves_no_thread(tiny_model_dir: Path):
+    executor = TorchExecutor(config(tiny_model_dir))
+    driver = Driver(executor)
+    seat = driver.add(prompt(5))
+    driver.launch((seat, 5))
+    driver.collect()
+    executor.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        driver.launch((seat, 1))
+
+
+def test_an_unknown_executor_is_refused(tiny_model_dir: Path):
+    with pytest.raises(ValueError, match="unknown executor 'abacus'"):
+        make_executor("abacus", config(tiny_model_dir), print)
+
+
+def test_every_block_order_is_as_good(tiny_model_dir: Path):
+    """The same request on differently shuffled blocks."""
+    executor = TorchExecutor(config(tiny_model_dir))
+    found = []
+    for seed in range(3):
+        driver = Driver(executor, seed=seed)
+        seat = driver.add(prompt(70), logprobs=0)
+        driver.step((seat, 70))
+        for _ in range(5):
+            driver.step((seat, 1))
+        found.append((seat.tokens, [entry.logprob for entry in seat.logprobs]))
+    executor.close()
+    assert all(a == b for a, b in itertools.pairwise(found))
