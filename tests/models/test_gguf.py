@@ -107,6 +107,19 @@ def test_config_from_metadata(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({}, None),
+        ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, None),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1.0}, None),
+        ({"llama.rope.scale_linear": 2.0}, LinearRope(2.0)),
+    ],
+)
+def test_rope_scaling_from_metadata(metadata, expected, tmp_path):
+    assert load_config(ggufs.write(tmp_path / "tiny.gguf", ggufs.llama_tensors(), metadata)).rope_scaling == expected
+
+
+@pytest.mark.parametrize(
     ("metadata", "message"),
     [
         ({"general.architecture": "falcon"}, "architecture 'falcon' is not supported; of GGUF architectures"),

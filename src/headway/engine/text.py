@@ -12,10 +12,7 @@ import tokenizers
 
 from headway.core.errors import ModelError
 from headway.core.request import RequestError
-from headway.engine.chat import ChatTemplate
-from headway.engine.gguf_tokenizer import special_id, tokenizer_from_gguf
-from headway.models.config import read_json
-from headway.models.gguf import GgufFile
+from headway.engine.tokenizer_files import TokenizerFiles, read_tokenizer
 
 
 class Tokenizer:
@@ -24,24 +21,15 @@ class Tokenizer:
     `bos_token_id`: None where the model has none. `eos_token_ids`: all the ids that end an answer.
     """
 
-    def __init__(
-        self,
-        backend: tokenizers.Tokenizer,
-        *,
-        bos_token_id: int | None,
-        eos_token_ids: Sequence[int],
-        chat_template: ChatTemplate | None,
-    ) -> None:
-        backend.no_truncation()
-        backend.no_padding()
-        self._backend = backend
-        self._chat_template = chat_template
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._backend = backend = files.backend
+        self._chat_template = files.chat_template
         self._bytes, self._strip_first_space = _byte_table(backend)
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self.vocab_size: int = backend.get_vocab_size()
-        self.bos_token_id = bos_token_id
-        self.eos_token_ids = tuple(eos_token_ids)
+        self.bos_token_id = files.bos_token_id
+        self.eos_token_ids = files.eos_token_ids
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
@@ -50,8 +38,7 @@ class Tokenizer:
         Raises:
             ModelError: none there, damaged, or of a kind that is not supported.
         """
-        path = Path(path)
-        return _from_folder(path) if path.is_dir() else _from_gguf(path)
+        return cls(read_tokenizer(Path(path)))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids; special tokens spelled out in it are recognised.
@@ -200,86 +187,3 @@ def _sentencepiece_bytes(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return token.replace("▁", " ").encode()
-
-
-def _from_gguf(path: Path) -> Tokenizer:
-    metadata = GgufFile(path).metadata
-    try:
-        return _from_metadata(metadata)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
-
-
-def _from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
-    backend = tokenizer_from_gguf(metadata)
-    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
-    names = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
-    special = {name: tokens[i] for n, name in names.items() if (i := special_id(metadata, n)) is not None}
-    prefix = "tokenizer.chat_template"
-    templates = {
-        key.removeprefix(prefix).removeprefix(".") or "default": source
-        for key, source in metadata.items()
-        if key == prefix or key.startswith(f"{prefix}.")
-    }
-    ends = [special_id(metadata, name) for name in ("eos", "eot", "eom")]
-    return Tokenizer(
-        backend,
-        bos_token_id=special_id(metadata, "bos"),
-        eos_token_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
-        chat_template=ChatTemplate(templates, special) if "default" in templates else None,
-    )
-
-
-def _from_folder(folder: Path) -> Tokenizer:
-    config = _optional_json(folder / "tokenizer_config.json")
-    if "auto_map" in config:
-        raise ModelError(f"{folder}: its tokenizer needs code that it ships; headway runs no code from a model")
-    backend = _folder_backend(folder)
-    names = ("bos_token", "eos_token", "unk_token", "pad_token")
-    special = {name: text for name in names if (text := _token_text(config.get(name))) is not None}
-    model = _optional_json(folder / "config.json")
-    ends = _optional_json(folder / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
-    eos = [backend.token_to_id(special.get("eos_token", "")), *(ends if isinstance(ends, list) else [ends])]
-    bos = backend.token_to_id(special["bos_token"]) if "bos_token" in special else model.get("bos_token_id")
-    templates = _folder_templates(folder, config)
-    return Tokenizer(
-        backend,
-        bos_token_id=bos,
-        eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
-        chat_template=ChatTemplate(templates, special) if "default" in templates else None,
-    )
-
-
-def _folder_backend(folder: Path) -> tokenizers.Tokenizer:
-    path = folder / "tokenizer.json"
-    if path.exists():
-        try:
-            return tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise ModelError(f"cannot read {path}: {error}") from None
-    from transformers import AutoTokenizer  # slow to import; knows how to convert older files
-
-    try:
-        backend = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
-    except Exception as error:  # whatever the files' converter stumbles over
-        raise ModelError(f"{folder} has no tokenizer.json, and its tokenizer cannot be converted: {error}") from None
-    assert isinstance(backend, tokenizers.Tokenizer)
-    return backend
-
-
-def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        return {"default": path.read_text(encoding="utf-8")}
-    templates = config.get("chat_template")
-    if isinstance(templates, list):
-        return {entry["name"]: entry["template"] for entry in templates}
-    return {"default": templates} if templates else {}
-
-
-def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
-
-
-def _token_text(token: str | Mapping[str, Any] | None) -> str | None:
-    return token["content"] if isinstance(token, Mapping) else token

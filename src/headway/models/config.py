@@ -233,7 +233,7 @@ def _gguf_fields(architecture: str, own: Mapping[str, Any], meta: Mapping[str, A
 
 def _gguf_rope_scaling(own: Mapping[str, Any]) -> RopeScaling | None:
     """Llama 3's scaling is not in the metadata: such files carry its factors as the tensor rope_freqs."""
-    kind = own.get("rope.scaling.type", "none")
+    kind = own.get("rope.scaling.type", "linear")  # as llama.cpp takes it, for older files that give a factor alone
     factor = _float(own, "rope.scaling.factor", _float(own, "rope.scale_linear", 1.0))
     if kind not in ("none", "linear"):
         raise ModelError(f"rope scaling {kind!r} is not supported; in a GGUF headway runs none and linear")
