@@ -37,7 +37,7 @@ check: $(READY) ## formatting, lint, types, layering
 	$(VENV)/bin/ruff format --check src tests benchmarks scripts
 	$(VENV)/bin/ruff check src tests benchmarks scripts
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-cache
 
 format: $(READY) ## let ruff format and fix
 	$(VENV)/bin/ruff format src tests benchmarks scripts
@@ -48,5 +48,5 @@ bench: $(READY) ## the benchmarks behind the README's figures, quickly; `python 
 	    echo "== $$script --quick"; $(PYTHON_BIN) $$script --quick || exit 1; done
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +
