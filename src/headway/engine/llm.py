@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,6 +22,9 @@ from headway.engine.router import Router, Tags
 from headway.engine.startup import BUILD_LOOP, Model, Report, as_config, make_loop, silent
 from headway.engine.stream import Stream
 from headway.engine.text import Tokenizer
+
+if TYPE_CHECKING:
+    from headway.engine.loop import LoopStats
 
 Message = Mapping[str, Any]
 """A chat message: role, content ..."""
@@ -195,6 +198,10 @@ class LLM:
         events = self._loop.abort(handle, reason)
         if events is not None:
             self._ended += events.finished
+
+    def stats(self) -> LoopStats:
+        """How things stand: steps, preemptions, efficiency ..."""
+        return self._loop.stats()
 
     def close(self) -> None:
         """Frees the model's memory."""
