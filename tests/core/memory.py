@@ -17,6 +17,7 @@ from headway.core.config import SchedulerConfig
 from headway.core.kv_cache import BlockPool
 from headway.core.request import Request, SamplingParams
 from headway.core.scheduler import Scheduler
+from headway.core.strategies import make_scheduler
 from headway.engine.loop import EngineLoop
 from headway.executors.base import Capacity
 from headway.executors.simulated import VirtualClock
@@ -58,7 +59,7 @@ class MemoryExecutor:
 
     def launch(self, batch: Batch) -> tuple[StepOutput, float]:
         assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
-        assert (batch.num_tokens > 0).all()
+        assert (batch.num_tokens + batch.pad_tokens > 0).all()
         self.batches.append(batch)
         for new in batch.admitted:
             tokens = dict(enumerate(new.token_ids.tolist()))
@@ -133,7 +134,7 @@ class World:
 
     def fresh_scheduler(self) -> Scheduler:
         pool = BlockPool(self.num_blocks, self.block_size, self.config.seqs, self.max_model_len)
-        return Scheduler(self.config, pool, self.max_model_len)
+        return make_scheduler(self.config, pool, self.max_model_len)
 
     def add(self, handle: int, prompt_len: int, max_tokens: int, natural: int = 10**6, arrival: float | None = None):
         self.natural[handle] = natural
@@ -169,7 +170,38 @@ class World:
         return events is not None
 
     def drain(self, limit: int = 20_000) -> None:
+        """Nobody else comes: steps until everything has ended."""
+        self.scheduler.no_more(self.clock())
         for _ in range(limit):
-            if not self.step():
+            if self.loop.idle:
                 return
+            if not self.step():
+                assert self.loop.wait_until < float("inf"), "stuck: requests wait and nothing will ever happen"
+                self.clock.advance_to(self.loop.wait_until)
         raise AssertionError("it does not end")
+
+    def run(self, plan: list[tuple]) -> None:
+        """Adds and aborts at their times, as the live engine does between steps, until everything has ended.
+
+        `plan`: for each handle (arrival, prompt_len, max_tokens, natural length, abort after or None).
+        """
+        arrivals = sorted((arrival, i) for i, (arrival, *_) in enumerate(plan))
+        aborts = sorted((arrival + after, i) for i, (arrival, _, _, _, after) in enumerate(plan) if after is not None)
+        while arrivals or aborts or not self.loop.idle:
+            now = self.clock()
+            while arrivals and arrivals[0][0] <= now:
+                arrival, i = arrivals.pop(0)
+                self.add(i, *plan[i][1:4], arrival=arrival)
+            while aborts and aborts[0][0] <= now and aborts[0][1] in self.tokens:
+                self.abort(aborts.pop(0)[1])
+            if not self.step():
+                if not arrivals and len(self.scheduler.waiting):
+                    self.scheduler.no_more(now)
+                    if self.step():
+                        continue
+                upcoming = [events[0][0] for events in (arrivals, aborts) if events]
+                if self.loop.wait_until < float("inf"):
+                    upcoming.append(self.loop.wait_until)
+                assert upcoming or self.loop.idle, "stuck: requests wait and nothing will ever happen"
+                if upcoming:
+                    self.clock.advance_to(min(upcoming))

@@ -60,9 +60,26 @@ class Batch:
         return int(self.num_tokens.sum())
 
 
+def merge(first: Batch, late: Batch) -> Batch:
+    """One batch of two with the same step_id and no row in common."""
+    names = [
+        "rows",
+        "slots",
+        "starts",
+        "num_tokens",
+        "samples",
+        "pad_tokens",
+        "block_slots",
+        "block_index",
+        "block_ids",
+    ]
+    arrays = {name: np.concatenate([getattr(first, name), getattr(late, name)]) for name in names}
+    return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, **arrays)
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to launch. `until` is when to ask again even if nothing happens (inf: only an event changes anything)."""
+    """Nothing to launch. `until` is when to ask again even if nothing happens (inf: only an event helps)."""
 
     until: float
     reason: str

@@ -12,12 +12,14 @@ from headway.core.table import Phase, RequestTable, RowSet
 class Board:
     """Slots 0 .. num_slots - 1. A row that leaves to come back takes its tokens along.
 
-    `running`: the rows that may be computed. `leaving_blocks`: blocks held by rows that have ended or lost their place,
+    `running`: the rows that may be computed. `lingering`: rows of a padded group that have ended but keep their places
+    until all of it has. `leaving_blocks`: blocks held by rows that have ended or lost their place,
     and that come back when the launched steps which touch them have been collected.
     """
 
     def __init__(self, table: RequestTable, pool: BlockPool, num_slots: int, max_model_len: int) -> None:
         self.running = RowSet(num_slots)
+        self.lingering = RowSet(num_slots)
         self.leaving_blocks = 0
         self.num_slots = num_slots
         self._table = table
@@ -72,6 +74,7 @@ class Board:
         """Takes slot and blocks back; a row that is only leaving for a while keeps its tokens."""
         table = self._table
         slot = int(table.slot[row])
+        self.lingering.discard(row)
         if table.phase[row] == Phase.LEAVING:
             self._saved[row] = self._tokens[slot, : table.length[row]].copy()
         self.leaving_blocks -= int(table.blocks[row])

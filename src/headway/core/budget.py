@@ -7,57 +7,104 @@ from typing import Protocol
 
 import numpy as np
 
-from headway.core.batch import Ints
-from headway.core.config import SchedulerConfig
+from headway.core.batch import Ints, Longs
 from headway.core.table import Rows
 
 
-class Budget(Protocol):
-    """`grant(rows, now)` int32[n]: tokens for each of `rows` (in the policy's order), 0 for those left out."""
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step can still take: rows, and tokens."""
 
-    def grant(self, rows: Rows, now: float) -> Ints: ...
+    rows: int
+    tokens: int
+
+
+class Budget(Protocol):
+    """Tokens for each of `rows` (in the policy's order), int32[n], 0 for those left out.
+
+    `left`: what the step can still take.
+    """
+
+    def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints: ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeFirst:
     """Rows that lack one token come first, so that no prompt delays them; prompts share what is left in chunks.
 
-    The first `max_num_partial_prefills` prompts get equal shares, and what a short one does not need goes to the
-    others; then the next prompts, one after the other. Without chunking a prompt is computed whole or not at all; one
-    that is larger than the budget goes when it is the first.
+    The first `partial` prompts get equal shares, and what a short one does not need goes to the others; then the next
+    prompts, one after the other.
     """
 
-    config: SchedulerConfig
+    partial: int = 1
 
-    def grant(self, rows: Rows, now: float) -> Ints:
-        config, work = self.config, rows.work
-        tokens = np.zeros(len(work), np.int32)
-        single = work == 1
-        decodes = np.flatnonzero(single)[: config.max_batch_size]
-        tokens[decodes] = 1
-        room = config.max_batch_size - len(decodes)
-        if room == 0 or len(decodes) == len(work):
-            return tokens
-        prompts = np.flatnonzero(~single)[:room]
-        left = config.max_num_batched_tokens - len(decodes)
-        share = self._chunks if config.chunked_prefill else self._whole
-        tokens[prompts] = share(work[prompts], left)
+    def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
+        work = rows.work
+        tokens, prompts, spare = _decodes(work, left)
+        tokens[prompts] = self._chunks(work[prompts], spare)
         return tokens
 
     def _chunks(self, work: Ints, left: int) -> Ints:
-        tokens = np.zeros_like(work)
-        sharing = min(self.config.max_num_partial_prefills, len(work))
+        tokens = np.zeros(len(work), np.int32)
+        sharing = min(self.partial, len(work))
         for position in np.argsort(work[:sharing], kind="stable"):
             tokens[position] = min(int(work[position]), -(-left // sharing))
             left -= int(tokens[position])
             sharing -= 1
-        rest = work[self.config.max_num_partial_prefills :]
-        before = np.cumsum(rest) - rest
-        tokens[self.config.max_num_partial_prefills :] = np.clip(left - before, 0, rest)
+        rest = work[self.partial :]
+        tokens[self.partial :] = _one_by_one(rest, left)
         return tokens
 
-    def _whole(self, work: Ints, left: int) -> Ints:
-        fits = np.cumsum(work) <= left
-        if len(fits):
-            fits[0] = left > 0
-        return np.where(fits, work, 0).astype(np.int32)
+
+@dataclass(frozen=True, slots=True)
+class WholePrompts:
+    """As DecodeFirst, but a prompt is computed whole or not at all; one that is larger than the budget goes when it is
+    the first."""
+
+    def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
+        work = rows.work
+        tokens, prompts, spare = _decodes(work, left)
+        prompt_work = work[prompts]
+        fits = np.cumsum(prompt_work) <= spare
+        fits[:1] = spare > 0
+        tokens[prompts] = np.where(fits, prompt_work, 0)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFirst:
+    """Prompts take what they need, in order; rows that lack one token share what is left."""
+
+    def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
+        work = rows.work
+        order = np.argsort(work == 1, kind="stable")[: left.rows]
+        tokens = np.zeros(len(work), np.int32)
+        tokens[order] = _one_by_one(work[order], left.tokens)
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Unbounded:
+    """Every row gets all it lacks at once, as padded batches do."""
+
+    def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
+        work = rows.work
+        return np.where(np.arange(len(work)) < left.rows, work, 0).astype(np.int32)
+
+
+def _decodes(work: Ints, left: StepLimits) -> tuple[Ints, Longs, int]:
+    """One token for each row that lacks one; returns the tokens, the positions of the prompts that may still get some,
+    and how many tokens there are for them."""
+    tokens = np.zeros(len(work), np.int32)
+    single = work == 1
+    decodes = np.flatnonzero(single)[: min(left.rows, left.tokens)]
+    tokens[decodes] = 1
+    prompts = np.flatnonzero(~single)[: left.rows - len(decodes)]
+    return tokens, prompts, left.tokens - len(decodes)
+
+
+def _one_by_one(work: Ints, left: int) -> Ints:
+    """As much as each lacks, in order, while it lasts."""
+    before = np.cumsum(work) - work
+    result: Ints = np.clip(left - before, 0, work)
+    return result

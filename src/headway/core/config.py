@@ -13,7 +13,18 @@ class SchedulerConfig:
     holding KV (None: twice the batch); `burst_size`, admissions in one step (None: no bound). `max_num_batched_tokens`
     is a step's token budget. `max_num_partial_prefills` prompts may share it in chunks; with `chunked_prefill` off a
     prompt is computed whole or not at all. `depth` steps may be launched before the first is collected.
+
+    The strategies, by the names that `strategies.py` knows: `batching`, when requests may join (`static_timeout` and
+    `max_wait`, in seconds, are how long an unfull group is waited for by the static and the dynamic one); `policy`, who
+    goes first; `budget`, how many tokens each gets. `backfill`: one that does not fit is passed by others that do.
     """
+
+    batching: str = "inflight"
+    policy: str = "fcfs"
+    budget: str = "decode-first"
+    static_timeout: float = 1.0
+    max_wait: float = 0.05
+    backfill: bool = True
 
     max_batch_size: int = 64
     max_num_seqs: int | None = None

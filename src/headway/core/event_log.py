@@ -30,6 +30,10 @@ def replay(events: Iterable[Event], scheduler: Scheduler) -> list[Batch]:
             if isinstance(batch, Batch):
                 batches.append(batch)
                 in_flight[batch.step_id] = batch
+        elif kind == "add_late":
+            batches[-1] = in_flight[facts[0]] = scheduler.add_late(in_flight[facts[0]], now)
+        elif kind == "no_more":
+            scheduler.no_more(now)
         elif kind == "commit":
             scheduler.commit(in_flight.pop(facts[0]), facts[1], now)
         elif kind == "fail":

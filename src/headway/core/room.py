@@ -9,6 +9,7 @@ import numpy as np
 
 from headway.core.batch import Bools, Ints, Longs
 from headway.core.board import Board
+from headway.core.formation import Formation
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
 from headway.core.preemption import Preemption
 from headway.core.table import Phase, RequestTable, Rows
@@ -24,16 +25,21 @@ class Room:
         table: RequestTable,
         pool: BlockPool,
         board: Board,
+        formation: Formation,
         preemption: Preemption,
         in_order: Callable[[Longs, float], Longs],
         preempt: Callable[[int, float], None],
+        *,
+        backfill: bool,
     ) -> None:
         self._table = table
         self._pool = pool
         self._board = board
+        self._formation = formation
         self._preemption = preemption
         self._in_order = in_order
         self._preempt = preempt
+        self._backfill = backfill and not formation.lingers
         self._watermark = math.ceil(0.01 * pool.num_blocks)
 
     def need(self, rows: Longs, tokens: Ints) -> Ints:
@@ -100,15 +106,59 @@ class Room:
             self._preempt(row, now)
         return gained_now, gained_later
 
-    def for_queue(self, rows: Longs, free: int) -> Bools:
+    def for_queue(self, rows: Longs, free: int, now: float) -> tuple[Bools, Ints]:
         """Which rows of the queue fit, in order, with all that is known of them, beside the promises already made.
 
         A prompt that is computed in chunks is promised the blocks of all of it, so that prompts never evict each other.
+        Returns who fits, and the blocks that each must be given at once at least.
         """
-        table, block_size = self._table, self._pool.block_size
-        whole = blocks_for(table.target[rows], block_size)
+        together, at_once = self._formation.claims(Rows(self._table, rows, now), self._pool.block_size)
+        fits = together <= self._spare(free)
+        count = int(np.count_nonzero(fits))
+        most = self._pool.tables.shape[1]
+        return fits, np.full(len(rows), min(most, int(at_once[count - 1])) if count else 0, np.int32)
+
+    def _spare(self, free: int) -> int:
+        """What is left of `free` blocks beside the promises made to those on board."""
+        table, board = self._table, self._board.running.rows
+        if not len(board):
+            return free
+        debts = blocks_for(table.target[board], self._pool.block_size) - table.blocks[board]
+        return free - self._watermark - int(np.maximum(debts, 0).sum())
+
+    def let_in(self, rows: Longs, now: float) -> Longs:
+        """Those of the queue's best rows that may join now.
+
+        One that does not fit is passed by later ones that do. They are the first to leave: as soon as it would fit in
+        their place, it gets it.
+        """
+        fits, _ = self.for_queue(rows, self._pool.available, now)
+        count = int(np.count_nonzero(fits))
+        table = self._table
+        table.backfilled[rows[:count]] = 0
+        if count == len(rows) or not self._backfill:
+            return rows[:count]
+        whole = blocks_for(table.target[rows], self._pool.block_size)
+        left = self._spare(self._pool.available) - int(whole[:count].sum())
+        head, lacking = rows[count], int(whole[count]) - left
+        coming = self._board.leaving_blocks
+        if lacking > coming:
+            gained_now, gained_later = self.evict(self._backfilled_behind(head, now), lacking - coming, now)
+            coming += gained_now + gained_later
+        if lacking <= coming:
+            return rows[:count]  # the blocks are on their way to it: nobody may take them
+        behind = rows[count + 1 :]
+        chosen = []
+        for row, blocks in zip(behind.tolist(), whole[count + 1 :].tolist(), strict=True):
+            if blocks <= left:
+                left -= blocks
+                chosen.append(row)
+        table.backfilled[chosen] = 1
+        return np.concatenate([rows[:count], np.array(chosen, np.int64)])
+
+    def _backfilled_behind(self, head: int, now: float) -> Longs:
+        """The rows on board that have passed `head`, in the policy's order."""
         board = self._board.running.rows
-        debts = blocks_for(table.target[board], block_size) - table.blocks[board]
-        headroom = self._watermark if len(board) else 0
-        spare = free - headroom - int(np.maximum(debts, 0).sum())
-        return np.cumsum(whole) <= spare
+        passed = board[self._table.backfilled[board] == 1]
+        order = self._in_order(np.append(passed, head), now)
+        return order[int(np.flatnonzero(order == head)[0]) + 1 :]

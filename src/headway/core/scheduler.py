@@ -15,21 +15,22 @@ from typing import Any
 import numpy as np
 
 from headway.core.accounting import Accounting, State
-from headway.core.batch import Batch, Finished, Ints, Longs, StepEvents, StepOutput, Wait
+from headway.core.batch import Batch, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
 from headway.core.board import Board
-from headway.core.budget import Budget, DecodeFirst
+from headway.core.budget import Budget, DecodeFirst, StepLimits
 from headway.core.config import SchedulerConfig
-from headway.core.formation import Continuous, Formation
+from headway.core.formation import Formation
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool
 from headway.core.policies import Fcfs, Policy
 from headway.core.preemption import LastInOrder, Preemption
 from headway.core.request import FinishReason, Request, RequestError
 from headway.core.room import NOBODY, Room
+from headway.core.step_time import Load, StepTimeModel
 from headway.core.table import Phase, RequestTable, Rows, RowSet
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
-("commit", now, step_id, output), ("fail", now, step_id, message)."""
+("add_late", now, step_id), ("commit", now, step_id, output), ("fail", now, step_id, message), ("no_more", now)."""
 
 NO_TOKENS = np.zeros(0, np.int32)
 
@@ -69,18 +70,29 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.max_model_len = max_model_len
-        self.formation = formation or Continuous()
+        self.formation = formation or Formation()
         self.policy = policy or Fcfs()
-        self.budget = budget or DecodeFirst(config)
+        self.budget = budget or DecodeFirst()
         self.preemption = preemption or LastInOrder()
         self.table = RequestTable()
         self.accounting = Accounting(self.table.capacity)
         self.counters = Counters()
+        self.step_time = StepTimeModel()
         self.waiting = RowSet()
         self.board = Board(self.table, pool, config.seqs, max_model_len)
         self.log = log
-        self._room = Room(self.table, pool, self.board, preemption or LastInOrder(), self._in_order, self._preempt)
+        self._room = Room(
+            self.table,
+            pool,
+            self.board,
+            self.formation,
+            self.preemption,
+            self._in_order,
+            self._preempt,
+            backfill=config.backfill,
+        )
         self._step_id = 0
+        self._more = True
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -100,6 +112,14 @@ class Scheduler:
         row = self.table.add(request, limit, self.config.depth)
         self.accounting.arrive(row, request.arrival, now)
         self.waiting.add(row)
+        self._more = True
+        self.formation.arrived(now)
+
+    def no_more(self, now: float) -> None:
+        """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
+        if self.log:
+            self.log(("no_more", now))
+        self._more = False
 
     def _check_fits(self, prompt_len: int, limit: int) -> None:
         if prompt_len == 0:
@@ -146,15 +166,34 @@ class Scheduler:
         """The next batch, or how long to wait. Launch it: from here on its tokens count as computed."""
         if self.log:
             self.log(("schedule", now))
-        ready = self._ready()
-        joining, until = self._joining(now)
-        rows, tokens = self._share(ready, joining, now)
+        joining, until = self._joining(0, now)
+        limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
+        batch = self._form(self._step_id + 1, self._ready(), joining, limits, now)
+        if batch is None:
+            return Wait(until, self.accounting.queue_state.label)
+        self._step_id = batch.step_id
+        self.counters.num_steps += 1
+        return batch
+
+    def add_late(self, batch: Batch, now: float) -> Batch:
+        """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit."""
+        if self.log:
+            self.log(("add_late", now, batch.step_id))
+        joining, _ = self._joining(len(batch.admitted), now)
+        if not len(joining):
+            return batch
+        limits = StepLimits(
+            self.config.max_batch_size - len(batch.rows), self.config.max_num_batched_tokens - batch.total_tokens
+        )
+        late = self._form(batch.step_id, NOBODY, joining, limits, now)
+        return batch if late is None else merge(batch, late)
+
+    def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
+        rows, tokens = self._share(ready, joining, limits, now)
         rows, tokens, admitted, entries = self._seat(rows, tokens, now)
         if not len(self.waiting):
             self.accounting.queue_waits_for(State.WAIT_STEP, now)
-        if not len(rows):
-            return Wait(until, self.accounting.queue_state.label)
-        return self._launch(rows, tokens, admitted, entries, now)
+        return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
 
     def _ready(self) -> Longs:
         """Rows on board that may be launched once more and still have something to compute."""
@@ -162,22 +201,27 @@ class Scheduler:
         may = (table.launched[rows] < table.chain[rows]) & (table.target[rows] < table.limit[rows])
         return rows[may]
 
-    def _joining(self, now: float) -> tuple[Longs, float]:
+    def _joining(self, admitted: int, now: float) -> tuple[Longs, float]:
         """The rows of the queue that formation and slots let in, best first; and until when the doors are shut."""
         if not len(self.waiting):
             return NOBODY, math.inf
         queue = Rows(self.table, self.waiting.rows, now)
-        allowed = self.formation.may_join(queue, Rows(self.table, self.running.rows, now), now)
+        seated = np.concatenate([self.board.running.rows, self.board.lingering.rows])
+        allowed = self.formation.may_join(queue, Rows(self.table, seated, now), self._more, now)
         if isinstance(allowed, Wait):
             self.accounting.queue_waits_for(State.WAIT_WINDOW, now)
             return NOBODY, allowed.until
-        burst = self.config.burst_size or allowed
+        burst = allowed if self.config.burst_size is None else self.config.burst_size - admitted
         count = min(allowed, burst, self.board.num_free)
         if count < len(self.waiting):
             self.accounting.queue_waits_for(State.WAIT_ROW, now)
         if count == 0:
             return NOBODY, math.inf
-        return self._leaders(queue, count, now), math.inf
+        leaders = self._leaders(queue, count, now)
+        joining = self._room.let_in(leaders, now)
+        if len(joining) < len(leaders):
+            self.accounting.queue_waits_for(State.WAIT_BLOCKS, now)
+        return joining, math.inf
 
     def _leaders(self, queue: Rows, count: int, now: float) -> Longs:
         """The `count` rows of lowest score, ties by age. A partial sort: the queue may be very long."""
@@ -190,17 +234,17 @@ class Scheduler:
         rows: Longs = queue.index[among[order[:count]]]
         return rows
 
-    def _share(self, ready: Longs, joining: Longs, now: float) -> tuple[Longs, Ints]:
+    def _share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
         """The rows that get tokens in this step, in the policy's order, and how many each."""
-        table, most = self.table, self.config.max_batch_size
-        if not len(joining) and len(ready) <= most:
+        table = self.table
+        if not len(joining) and len(ready) <= limits.rows:
             work = table.target[ready] - table.computed[ready]
             if np.count_nonzero(work == 1) == len(work):
                 return ready, work  # everybody gets its one token: there is nothing to decide
         rows = self._in_order(np.concatenate([ready, joining]), now)
-        tokens = self.budget.grant(Rows(table, rows, now), now)
+        tokens = self.budget.grant(Rows(table, rows, now), limits, now)
         granted = tokens > 0
-        full = np.count_nonzero(granted) >= most
+        full = np.count_nonzero(granted) >= limits.rows
         self._note_waits(rows[~granted], State.WAIT_ROW if full else State.WAIT_BUDGET, now)
         return rows[granted], tokens[granted]
 
@@ -225,8 +269,9 @@ class Scheduler:
         joining = rows[~boarded]
         if len(joining):
             free = 0 if pressed else self.pool.available - int(need[boarded].sum())
-            fits = room.for_queue(joining, free)
+            fits, reserve = room.for_queue(joining, free, now)
             keep[~boarded] = fits
+            need[~boarded] = np.maximum(need[~boarded], reserve)
             self._note_waits(joining[~fits], State.WAIT_BLOCKS, now)
             joining = joining[fits]
             for row in map(int, joining):
@@ -246,30 +291,35 @@ class Scheduler:
 
     # -- launching and committing -------------------------------------------------------------------------------------
 
-    def _launch(self, rows: Longs, tokens: Ints, admitted: Longs, entries: BlockEntries, now: float) -> Batch:
+    def _launch(
+        self, step_id: int, rows: Longs, tokens: Ints, admitted: Longs, entries: BlockEntries, now: float
+    ) -> Batch:
         table, counters = self.table, self.counters
+        self._note_computing(rows, table.computed[rows], now)
+        self.policy.served(Rows(table, rows, now), tokens, now)
+        counters.num_batched_rows += len(rows)
+        counters.num_batched_tokens += int(tokens.sum())
+        if len(self.board.lingering):
+            rows = np.concatenate([rows, self.board.lingering.rows])
+            tokens = np.concatenate([tokens, np.zeros(len(self.board.lingering), np.int32)])
+        padding = self.formation.pad(tokens)
+        counters.num_pad_tokens += int(padding.sum())
         starts = table.computed[rows]
         target = table.target[rows]
         computed = starts + tokens
-        samples = computed == target
+        samples = (computed == target) & (tokens > 0)
         table.computed[rows] = computed
         table.target[rows] = target + samples
         table.launched[rows] += 1
         table.served[rows] += tokens
-        self._note_computing(rows, starts, now)
-        self.policy.served(Rows(table, rows, now), tokens, now)
-        self._step_id += 1
-        counters.num_steps += 1
-        counters.num_batched_rows += len(rows)
-        counters.num_batched_tokens += int(tokens.sum())
         return Batch(
-            step_id=self._step_id,
+            step_id=step_id,
             rows=rows.copy(),
             slots=table.slot[rows],
             starts=starts,
             num_tokens=tokens,
             samples=samples,
-            pad_tokens=np.zeros(len(tokens), np.int32),
+            pad_tokens=padding,
             admitted=tuple(self.board.admission(int(row)) for row in admitted),
             block_slots=entries[0],
             block_index=entries[1],
@@ -304,6 +354,7 @@ class Scheduler:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
         if self.log:
             self.log(("commit", now, batch.step_id, output))
+        self.step_time.observe(Load.of(batch), output.elapsed)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         live = table.phase[rows] != Phase.ENDED
@@ -384,20 +435,29 @@ class Scheduler:
 
     def _settle(self, rows: Longs, now: float) -> None:
         """Rows that have ended or lost their place give everything back, once no launched step touches it."""
-        table = self.table
+        table, board = self.table, self.board
         gone = table.phase[rows] >= Phase.LEAVING
         if not np.count_nonzero(gone):
             return
         for row in map(int, rows[gone]):
-            if table.launched[row]:
-                continue
-            if table.slot[row] >= 0:
-                self.board.vacate(row)
-            if table.phase[row] == Phase.ENDED:
-                table.free(row)
-            else:
-                table.phase[row] = Phase.WAITING
-                self.waiting.add(row)
+            if table.phase[row] == Phase.ENDED and self.formation.lingers and table.slot[row] >= 0:
+                board.lingering.add(row)
+            elif not table.launched[row]:
+                self._vacate(row)
+        if len(board.lingering) and not len(board.running):
+            lingering = board.lingering.rows
+            for row in map(int, lingering[table.launched[lingering] == 0].copy()):
+                self._vacate(row)
+
+    def _vacate(self, row: int) -> None:
+        table = self.table
+        if table.slot[row] >= 0:
+            self.board.vacate(row)
+        if table.phase[row] == Phase.ENDED:
+            table.free(row)
+        else:
+            table.phase[row] = Phase.WAITING
+            self.waiting.add(row)
 
     # -- what others may ask ------------------------------------------------------------------------------------------
 

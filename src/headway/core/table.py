@@ -35,7 +35,8 @@ class RequestTable:
     that launched steps will yield), limit (length at which it ends), computed (tokens whose KV exists or is being
     computed by a launched step), cached (of them found in the prefix index), chain (launched steps that may hold the
     row), launched (steps that do), blocks (KV blocks held), preemptions, served (tokens computed for it, recomputation
-    included): int32; predicted int32, the output length to expect; stop_ids int32[rows, w], padded with -1.
+    included), backfilled (1: let past another that did not fit), predicted (output length to expect): int32; stop_ids
+    int32[rows, w], padded with -1.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
@@ -60,9 +61,14 @@ class RequestTable:
     blocks: Ints
     preemptions: Ints
     served: Ints
+    backfilled: Ints
     predicted: Ints
     stop_ids: Ints
 
+    _COUNTS = (
+        "slot priority tenant request_class prompt_len length target limit computed cached chain launched blocks "
+        "preemptions served backfilled predicted"
+    )
     _COLUMNS = {
         "phase": np.int8,
         "handle": np.int64,
@@ -70,27 +76,8 @@ class RequestTable:
         "arrival": np.float64,
         "first_token": np.float64,
         "deadline": np.float64,
-    } | dict.fromkeys(
-        [
-            "slot",
-            "priority",
-            "tenant",
-            "request_class",
-            "prompt_len",
-            "length",
-            "target",
-            "limit",
-            "computed",
-            "cached",
-            "chain",
-            "launched",
-            "blocks",
-            "preemptions",
-            "served",
-            "predicted",
-        ],
-        np.int32,
-    )
+        **dict.fromkeys(_COUNTS.split(), np.int32),
+    }
 
     def __init__(self, capacity: int = 256, tokens: int = 1) -> None:
         self.capacity = capacity
@@ -134,7 +121,7 @@ class RequestTable:
         self.prompt_len[row] = self.length[row] = self.target[row] = prompt_len
         self.limit[row] = limit
         self.chain[row] = chain
-        for name in ("computed", "cached", "launched", "blocks", "preemptions", "served"):
+        for name in ("computed", "cached", "launched", "blocks", "preemptions", "served", "backfilled"):
             getattr(self, name)[row] = 0
         self.predicted[row] = limit - prompt_len
         self._set_stops(row, tuple(request.stop_token_ids))
@@ -229,6 +216,8 @@ class RowSet:
         return self._members[: len(self._position)]
 
     def add(self, row: int) -> None:
+        if row in self._position:
+            return
         count = len(self._position)
         if count == len(self._members):
             self._members = np.concatenate([self._members, np.zeros_like(self._members)])

@@ -12,15 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headway.core import strategies
 from headway.core.batch import Batch, StepEvents, Wait
 from headway.core.kv_cache import BlockPool
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
+from headway.core.step_time import Load
 from headway.engine.config import EngineConfig
 from headway.engine.event_log import EventLog
 from headway.executors import make_executor
 from headway.executors.base import Capacity, Executor
 from headway.executors.config import ExecutorConfig
+
+HOST_TIME = 0.0005
+"""Seconds before the expected end of a step at which the next one is launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,9 @@ class EngineLoop:
         self.scheduler.log = event_log or scheduler.log
         self.wait_until = math.inf
         self._in_flight: deque[tuple[Batch, Any]] = deque()
+        self._prepared: Batch | None = None
+        self._launch_at = -math.inf
+        self._began = 0.0
         self._device_time = 0.0
         self._host_gap = 0.0
         self._idle_since: float | None = None
@@ -73,9 +81,15 @@ class EngineLoop:
     def step(self) -> StepEvents | None:
         """Launches what may be launched, collects the oldest step and commits it.
 
-        Returns None when there is nothing to compute; `wait_until` then says when to ask again even if nothing arrives.
+        Returns None when there is nothing to collect yet; `wait_until` then says when to ask again even if nothing
+        arrives. A prepared step is held back as long as its formation lets late arrivals board.
         """
-        self._launch_ahead()
+        self.wait_until = math.inf
+        while len(self._in_flight) < self.scheduler.config.depth and self._prepare():
+            if self._launch_at > self.clock():
+                self.wait_until = self._launch_at
+                return None
+            self._launch()
         if not self._in_flight:
             self._idle_since = None
             return None
@@ -87,24 +101,45 @@ class EngineLoop:
         now = self.clock()
         self._device_time += output.device_time
         self._idle_since = None if self._in_flight else now
+        self._began = now
         return self.scheduler.commit(batch, output, now)
 
-    def _launch_ahead(self) -> None:
-        while len(self._in_flight) < self.scheduler.config.depth:
+    def _prepare(self) -> bool:
+        """Has a batch ready to be launched, if there is anything to compute."""
+        if self._prepared is None:
             now = self.clock()
             batch = self.scheduler.schedule(now)
             if isinstance(batch, Wait):
                 self.wait_until = batch.until
-                return
-            if self._idle_since is not None:
-                self._host_gap += now - self._idle_since
-                self._idle_since = None
-            self._in_flight.append((batch, self.executor.launch(batch)))
+                return False
+            self._prepared = batch
+            self._launch_at = -math.inf
+            if self._in_flight:
+                self._launch_at = self.scheduler.formation.launch_at(self._expected_end(), HOST_TIME)
+        return True
+
+    def _launch(self) -> None:
+        assert self._prepared is not None
+        now = self.clock()
+        batch = self._prepared
+        if self._launch_at > -math.inf:  # it was held back
+            batch = self.scheduler.add_late(batch, now)
+        self._prepared = None
+        if self._idle_since is not None:
+            self._host_gap += now - self._idle_since
+            self._idle_since = None
+        if not self._in_flight:
+            self._began = now
+        self._in_flight.append((batch, self.executor.launch(batch)))
+
+    def _expected_end(self) -> float:
+        """When the device will have worked off what is launched."""
+        return self._began + sum(self.scheduler.step_time.predict(Load.of(batch)) for batch, _ in self._in_flight)
 
     @property
     def idle(self) -> bool:
         """Nothing waits, runs or is launched."""
-        return not (self._in_flight or len(self.scheduler.table))
+        return not (self._prepared or self._in_flight or len(self.scheduler.table))
 
     def stats(self) -> LoopStats:
         scheduler, counters = self.scheduler, self.scheduler.counters
@@ -134,7 +169,7 @@ def make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
     """The scheduler that fits what an executor can hold."""
     limits = replace(config.scheduler, max_num_seqs=capacity.max_num_seqs)
     pool = BlockPool(capacity.num_blocks, capacity.block_size, capacity.max_num_seqs, capacity.max_model_len)
-    return Scheduler(limits, pool, capacity.max_model_len)
+    return strategies.make_scheduler(limits, pool, capacity.max_model_len)
 
 
 def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], None]) -> EngineLoop:

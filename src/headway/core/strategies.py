@@ -1,0 +1,62 @@
+"""From the names of strategies to the objects: the one place where flags become formation, policy and budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from headway.core import policies
+from headway.core.budget import Budget, DecodeFirst, PrefillFirst, Unbounded, WholePrompts
+from headway.core.config import SchedulerConfig
+from headway.core.formation import Continuous, Formation, InFlight, Padded
+from headway.core.kv_cache import BlockPool
+from headway.core.scheduler import Scheduler
+from headway.core.window import WaitWindow
+
+T = TypeVar("T")
+
+FORMATIONS: dict[str, Callable[[SchedulerConfig], Formation]] = {
+    "static": lambda config: Padded(config.max_batch_size, WaitWindow(config.static_timeout)),
+    "dynamic": lambda config: Padded(config.max_batch_size, WaitWindow(config.max_wait)),
+    "continuous": lambda config: Continuous(),
+    "inflight": lambda config: InFlight(),
+}
+BUDGETS: dict[str, Callable[[SchedulerConfig], Budget]] = {
+    "decode-first": lambda config: (
+        DecodeFirst(config.max_num_partial_prefills) if config.chunked_prefill else WholePrompts()
+    ),
+    "prefill-first": lambda config: PrefillFirst(),
+}
+
+
+def formation(config: SchedulerConfig) -> Formation:
+    """Raises ValueError where there is no formation of this name."""
+    return _known("batching", FORMATIONS, config.batching)(config)
+
+
+def budget(config: SchedulerConfig) -> Budget:
+    """A padded group is computed as one rectangle, so no budget cuts it. Raises ValueError for an unknown name."""
+    made = _known("budget", BUDGETS, config.budget)(config)
+    return Unbounded() if formation(config).lingers else made
+
+
+def make_scheduler(config: SchedulerConfig, pool: BlockPool, max_model_len: int) -> Scheduler:
+    """A scheduler of the strategies that `config` names.
+
+    Raises:
+        ValueError: one of the names is unknown; the message lists those there are.
+    """
+    return Scheduler(
+        config,
+        pool,
+        max_model_len,
+        formation=formation(config),
+        policy=policies.make(config.policy),
+        budget=budget(config),
+    )
+
+
+def _known(what: str, there_are: Mapping[str, T], name: str) -> T:
+    if name not in there_are:
+        raise ValueError(f"unknown {what} {name!r}; there are: {', '.join(sorted(there_are))}")
+    return there_are[name]
