@@ -1,8 +1,8 @@
 """An executor whose KV memory is checked: an independent truth about blocks, positions and tokens.
 
-Every cell of the paged memory remembers whose token at which position was written there. A row that is computed must
-find all its earlier positions in the blocks that its table names; a block may not change hands while a launched step
-touches it.
+Every cell of the paged memory remembers the context, token by token, for which it was written. A row that is computed
+must find all its earlier positions in the blocks that its table names, whoever wrote them; a block may not be given to
+another while a launched step touches it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 
 from headway.core.batch import Batch, StepOutput
 from headway.core.config import SchedulerConfig
-from headway.core.kv_cache import BlockPool
 from headway.core.request import Request, SamplingParams
 from headway.core.scheduler import Scheduler
 from headway.core.strategies import make_scheduler
@@ -35,6 +34,7 @@ class Sequence:
     handle: int
     tokens: dict[int, int]
     end: int
+    shared: int
     blocks: dict[int, int] = field(default_factory=dict)
 
 
@@ -48,7 +48,7 @@ class MemoryExecutor:
         self.clock = clock
         self.natural = natural
         self.step_time = step_time
-        self.memory: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.memory: dict[tuple[int, int], int] = {}
         self.sequences: dict[int, Sequence] = {}
         self.touched: deque[tuple[int, dict[int, int]]] = deque()
         self.free_at = 0.0
@@ -63,12 +63,15 @@ class MemoryExecutor:
         self.batches.append(batch)
         for new in batch.admitted:
             tokens = dict(enumerate(new.token_ids.tolist()))
-            self.sequences[new.slot] = Sequence(new.handle, tokens, new.prompt_len + self.natural[new.handle] - 1)
+            shared = int(batch.starts[batch.slots == new.slot][0]) // self._capacity.block_size
+            end = new.prompt_len + self.natural[new.handle] - 1
+            self.sequences[new.slot] = Sequence(new.handle, tokens, end, shared)
         for slot, index, block in zip(batch.block_slots, batch.block_index, batch.block_ids, strict=True):
             sequence = self.sequences[int(slot)]
             assert int(index) == len(sequence.blocks), "a block table has a hole"
-            for _, blocks in self.touched:
-                assert blocks.get(int(block), sequence.handle) == sequence.handle, "a block changed hands too early"
+            if index >= sequence.shared:
+                for _, blocks in self.touched:
+                    assert int(block) not in blocks, "a block was given to another too early"
             sequence.blocks[int(index)] = int(block)
         touched: dict[int, int] = {}
         out = [self._compute(batch, i, touched) for i in range(len(batch.slots))]
@@ -85,11 +88,12 @@ class MemoryExecutor:
         def cell(position: int) -> tuple[int, int]:
             return sequence.blocks[position // block_size], position % block_size
 
-        for position in range(int(batch.starts[i]), end):
-            self.memory[cell(position)] = (sequence.handle, position, sequence.tokens[position])
+        context = 0
         for position in range(end):
-            found = self.memory.get(cell(position))
-            assert found == (sequence.handle, position, sequence.tokens[position]), f"KV is wrong: {found}"
+            context = hash((context, sequence.tokens[position]))
+            if position >= batch.starts[i]:
+                self.memory[cell(position)] = context
+            assert self.memory.get(cell(position)) == context, f"KV is wrong at position {position}"
             touched[cell(position)[0]] = sequence.handle
         if not batch.samples[i]:
             return None
@@ -133,15 +137,14 @@ class World:
         self.finished: dict[int, object] = {}
 
     def fresh_scheduler(self) -> Scheduler:
-        pool = BlockPool(self.num_blocks, self.block_size, self.config.seqs, self.max_model_len)
-        return make_scheduler(self.config, pool, self.max_model_len)
+        return make_scheduler(self.config, self.num_blocks, self.block_size, self.max_model_len)
 
     def add(self, handle: int, prompt_len: int, max_tokens: int, natural: int = 10**6, arrival: float | None = None):
         self.natural[handle] = natural
         request = Request(
             id=f"r{handle}",
             handle=handle,
-            prompt_token_ids=[100 + (handle * 31 + i) % 800 for i in range(prompt_len)],
+            prompt_token_ids=[100 + handle % 3 * 200 + i for i in range(prompt_len)],  # many share a beginning
             params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             arrival=self.clock() if arrival is None else arrival,
             stop_token_ids=(EOS,),

@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from headway.core.batch import Admission, Ints, Longs
-from headway.core.kv_cache import BlockPool
+from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool
+from headway.core.prefix import PrefixIndex
 from headway.core.table import Phase, RequestTable, RowSet
+
+NO_IDS = np.zeros(0, np.int32)
 
 
 class Board:
@@ -27,21 +30,86 @@ class Board:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._tokens = np.zeros((num_slots, max_model_len + 1), np.int32)
         self._saved: dict[int, Ints] = {}
+        self._keys: dict[int, list[bytes]] = {}
+        self._found: dict[int, Ints] = {}
 
     @property
     def num_free(self) -> int:
         return len(self._free_slots)
 
-    def take(self, row: int) -> None:
-        """Gives a row of the queue a slot."""
+    def take(self, row: int) -> BlockEntries:
+        """Gives a row of the queue a slot, and the blocks that the prefix index holds of it."""
         table = self._table
         slot = self._free_slots.pop()
         table.slot[row] = slot
         table.phase[row] = Phase.RUNNING
-        known = self._saved.pop(row, None)
-        tokens = table.request(row).prompt_token_ids if known is None else known
+        tokens = self._known(row)
+        self._saved.pop(row, None)
         self._tokens[slot, : len(tokens)] = tokens
         self.running.add(row)
+        return self._take_found(row, slot)
+
+    def _known(self, row: int) -> Ints:
+        """The tokens of a row in the queue."""
+        saved = self._saved.get(row)
+        return np.array(self._table.request(row).prompt_token_ids, np.int32) if saved is None else saved
+
+    # -- known beginnings ----------------------------------------------------------------------------------------------
+
+    def look_up(self, row: int) -> None:
+        """Notes what the prefix index holds of a row in the queue. At least its last token is always computed."""
+        prefixes, table = self._pool.prefixes, self._table
+        if prefixes is None:
+            return
+        ids = self._find(row, self._known(row), prefixes)
+        self._found[row] = ids
+        table.cached[row] = len(ids) * prefixes.block_size
+        self.recount(row)
+
+    def recount(self, row: int) -> None:
+        """Notes how many of the found blocks others hold: only these cost nothing."""
+        self._table.shared[row] = int(np.count_nonzero(self._pool.refs[self._found.get(row, NO_IDS)]))
+
+    def _find(self, row: int, tokens: Ints, prefixes: PrefixIndex) -> Ints:
+        """Ids of the longest run of full blocks from the start that is in the index."""
+        size = prefixes.block_size
+        keys = self._keys.setdefault(row, [])
+        ids = []
+        for i in range((len(tokens) - 1) // size):
+            block_tokens = tokens[i * size : (i + 1) * size]
+            if i == len(keys):
+                parent = keys[-1] if keys else prefixes.root(self._table.request(row).cache_salt)
+                keys.append(prefixes.key(parent, block_tokens))
+            block = prefixes.find(keys[i], block_tokens)
+            if block is None:
+                break
+            ids.append(block)
+        return np.array(ids, np.int32)
+
+    def _take_found(self, row: int, slot: int) -> BlockEntries:
+        table, prefixes = self._table, self._pool.prefixes
+        if prefixes is None:
+            return NO_ENTRIES
+        ids = self._found.pop(row, NO_IDS)
+        table.blocks[row] = len(ids)
+        table.computed[row] = table.cached[row] = len(ids) * prefixes.block_size
+        if table.preemptions[row] == 0:
+            table.hits[row] = table.cached[row]
+        return self._pool.share(slot, ids)
+
+    def remember(self, row: int, start: int, end: int) -> None:
+        """Positions [start, end) of a row have been computed: the blocks that this fills can be found from now on."""
+        prefixes, table = self._pool.prefixes, self._table
+        if prefixes is None:
+            return
+        size, slot = prefixes.block_size, int(table.slot[row])
+        keys = self._keys.setdefault(row, [])
+        for i in range(start // size, min(end, int(table.length[row])) // size):
+            tokens = self._tokens[slot, i * size : (i + 1) * size]
+            if i == len(keys):
+                parent = keys[-1] if keys else prefixes.root(table.request(row).cache_salt)
+                keys.append(prefixes.key(parent, tokens))
+            prefixes.put(keys[i], int(self._pool.tables[slot, i]), tokens)
 
     def admission(self, row: int) -> Admission:
         """What the executor must know of a row that has just been taken."""
@@ -81,12 +149,14 @@ class Board:
         self._pool.release(slot)
         self._free_slots.append(slot)
         table.slot[row] = -1
-        table.blocks[row] = table.computed[row] = 0
+        table.blocks[row] = table.computed[row] = table.cached[row] = table.shared[row] = 0
         table.target[row] = table.length[row]
 
     def forget(self, row: int) -> None:
-        """A row that waited to come back will not."""
+        """A row will not come again."""
         self._saved.pop(row, None)
+        self._keys.pop(row, None)
+        self._found.pop(row, None)
 
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up."""

@@ -22,8 +22,10 @@ class StepLimits:
 class Budget(Protocol):
     """Tokens for each of `rows` (in the policy's order), int32[n], 0 for those left out.
 
-    `left`: what the step can still take.
+    `left`: what the step can still take. `openings`: how many of the queue may hope for tokens beside `ready`.
     """
+
+    def openings(self, ready: Rows, left: StepLimits) -> int: ...
 
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints: ...
 
@@ -37,6 +39,9 @@ class DecodeFirst:
     """
 
     partial: int = 1
+
+    def openings(self, ready: Rows, left: StepLimits) -> int:
+        return left.rows - int(np.count_nonzero(ready.work == 1))
 
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
         work = rows.work
@@ -61,6 +66,9 @@ class WholePrompts:
     """As DecodeFirst, but a prompt is computed whole or not at all; one that is larger than the budget goes when it is
     the first."""
 
+    def openings(self, ready: Rows, left: StepLimits) -> int:
+        return left.rows - int(np.count_nonzero(ready.work == 1))
+
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
         work = rows.work
         tokens, prompts, spare = _decodes(work, left)
@@ -75,6 +83,9 @@ class WholePrompts:
 class PrefillFirst:
     """Prompts take what they need, in order; rows that lack one token share what is left."""
 
+    def openings(self, ready: Rows, left: StepLimits) -> int:
+        return left.rows
+
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
         work = rows.work
         order = np.argsort(work == 1, kind="stable")[: left.rows]
@@ -86,6 +97,9 @@ class PrefillFirst:
 @dataclass(frozen=True, slots=True)
 class Unbounded:
     """Every row gets all it lacks at once, as padded batches do."""
+
+    def openings(self, ready: Rows, left: StepLimits) -> int:
+        return left.rows
 
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
         work = rows.work

@@ -17,6 +17,7 @@ class SchedulerConfig:
     The strategies, by the names that `strategies.py` knows: `batching`, when requests may join (`static_timeout` and
     `max_wait`, in seconds, are how long an unfull group is waited for by the static and the dynamic one); `policy`, who
     goes first; `budget`, how many tokens each gets. `backfill`: one that does not fit is passed by others that do.
+    `prefix_caching`: the known beginning of a prompt is not computed again.
     """
 
     batching: str = "inflight"
@@ -25,6 +26,7 @@ class SchedulerConfig:
     static_timeout: float = 1.0
     max_wait: float = 0.05
     backfill: bool = True
+    prefix_caching: bool = True
 
     max_batch_size: int = 64
     max_num_seqs: int | None = None

@@ -33,7 +33,7 @@ class Formation:
     def claims(self, joining: Rows, block_size: int) -> tuple[Ints, Ints]:
         """KV blocks that joining costs, int32[n] each: what all of them up to this one will hold together, and what
         each must be given at once if this one is the last to join."""
-        together = np.cumsum(blocks_for(joining.target, block_size), dtype=np.int32)
+        together = np.cumsum(blocks_for(joining.target, block_size) - joining.shared, dtype=np.int32)
         return together, np.zeros(len(together), np.int32)
 
     def pad(self, tokens: Ints) -> Ints:

@@ -150,3 +150,5 @@ class Request:
     tenant: str = ""
     request_class: str = ""
     region: str = ""
+    cache_salt: str = ""
+    """Requests with different salts share no KV."""

@@ -44,8 +44,10 @@ class Room:
 
     def need(self, rows: Longs, tokens: Ints) -> Ints:
         """Blocks that rows int64[n] lack for `tokens` int32[n] more: int32[n], 0 where they have enough."""
-        table = self._table
-        lacking = blocks_for(table.computed[rows] + tokens, self._pool.block_size) - table.blocks[rows]
+        table, block_size = self._table, self._pool.block_size
+        cached = table.cached[rows]
+        held = np.maximum(table.blocks[rows], cached // block_size)
+        lacking = blocks_for(np.maximum(table.computed[rows], cached) + tokens, block_size) - held
         result: Ints = np.maximum(lacking, 0)
         return result
 
@@ -91,20 +93,26 @@ class Room:
         Returns the blocks gained now and those gained when the launched steps have been collected.
         """
         table = self._table
-        if wanted <= 0 or int(table.blocks[candidates].sum()) < wanted:
+        gain = {row: self._gain(row) for row in candidates.tolist()}
+        if wanted <= 0 or sum(gain.values()) < wanted:
             return 0, 0
         gained_now = gained_later = 0
         for position in self._preemption.victims(Rows(table, candidates, now), now):
             if gained_now + gained_later >= wanted:
                 break
             row = int(candidates[position])
-            blocks = int(table.blocks[row])
             if table.launched[row]:
-                gained_later += blocks
+                gained_later += gain[row]
             else:
-                gained_now += blocks
+                gained_now += gain[row]
             self._preempt(row, now)
         return gained_now, gained_later
+
+    def _gain(self, row: int) -> int:
+        """Blocks that nobody else holds."""
+        table, pool = self._table, self._pool
+        ids = pool.tables[table.slot[row], : table.blocks[row]]
+        return int(np.count_nonzero(pool.refs[ids] == 1))
 
     def for_queue(self, rows: Longs, free: int, now: float) -> tuple[Bools, Ints]:
         """Which rows of the queue fit, in order, with all that is known of them, beside the promises already made.
@@ -132,19 +140,20 @@ class Room:
         One that does not fit is passed by later ones that do. They are the first to leave: as soon as it would fit in
         their place, it gets it.
         """
-        fits, _ = self.for_queue(rows, self._pool.available, now)
-        count = int(np.count_nonzero(fits))
         table = self._table
+        count = self._fitting(rows, now)
         table.backfilled[rows[:count]] = 0
         if count == len(rows) or not self._backfill:
             return rows[:count]
-        whole = blocks_for(table.target[rows], self._pool.block_size)
+        whole = blocks_for(table.target[rows], self._pool.block_size) - table.shared[rows]
         left = self._spare(self._pool.available) - int(whole[:count].sum())
-        head, lacking = rows[count], int(whole[count]) - left
+        head = rows[count]
+        lacking = int(whole[count] + table.shared[head]) - left  # whom it shares with may be who is evicted
         coming = self._board.leaving_blocks
         if lacking > coming:
             gained_now, gained_later = self.evict(self._backfilled_behind(head, now), lacking - coming, now)
-            coming += gained_now + gained_later
+            if gained_now or gained_later:
+                return rows[: self._fitting(rows[: count + 1], now)]
         if lacking <= coming:
             return rows[:count]  # the blocks are on their way to it: nobody may take them
         behind = rows[count + 1 :]
@@ -155,6 +164,12 @@ class Room:
                 chosen.append(row)
         table.backfilled[chosen] = 1
         return np.concatenate([rows[:count], np.array(chosen, np.int64)])
+
+    def _fitting(self, rows: Longs, now: float) -> int:
+        """How many of the queue's best rows fit, one after the other."""
+        for row in map(int, rows):
+            self._board.recount(row)
+        return int(np.count_nonzero(self.for_queue(rows, self._pool.available, now)[0]))
 
     def _backfilled_behind(self, head: int, now: float) -> Longs:
         """The rows on board that have passed `head`, in the policy's order."""

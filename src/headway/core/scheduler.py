@@ -20,7 +20,7 @@ from headway.core.board import Board
 from headway.core.budget import Budget, DecodeFirst, StepLimits
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Formation
-from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool
+from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, join_entries
 from headway.core.policies import Fcfs, Policy
 from headway.core.preemption import LastInOrder, Preemption
 from headway.core.request import FinishReason, Request, RequestError
@@ -45,6 +45,8 @@ class Counters:
     num_pad_tokens: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    num_prefix_queries: int = 0
+    num_prefix_hits: int = 0
     num_finished: int = 0
 
 
@@ -166,9 +168,12 @@ class Scheduler:
         """The next batch, or how long to wait. Launch it: from here on its tokens count as computed."""
         if self.log:
             self.log(("schedule", now))
-        joining, until = self._joining(0, now)
+        ready = self._ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
-        batch = self._form(self._step_id + 1, self._ready(), joining, limits, now)
+        joining, until = self._joining(ready, limits, 0, now)
+        if len(self.waiting):
+            ready = ready[self.table.phase[ready] == Phase.RUNNING]  # some may have had to make way
+        batch = self._form(self._step_id + 1, ready, joining, limits, now)
         if batch is None:
             return Wait(until, self.accounting.queue_state.label)
         self._step_id = batch.step_id
@@ -179,12 +184,12 @@ class Scheduler:
         """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit."""
         if self.log:
             self.log(("add_late", now, batch.step_id))
-        joining, _ = self._joining(len(batch.admitted), now)
-        if not len(joining):
-            return batch
         limits = StepLimits(
             self.config.max_batch_size - len(batch.rows), self.config.max_num_batched_tokens - batch.total_tokens
         )
+        joining, _ = self._joining(NOBODY, limits, len(batch.admitted), now)
+        if not len(joining):
+            return batch
         late = self._form(batch.step_id, NOBODY, joining, limits, now)
         return batch if late is None else merge(batch, late)
 
@@ -201,23 +206,31 @@ class Scheduler:
         may = (table.launched[rows] < table.chain[rows]) & (table.target[rows] < table.limit[rows])
         return rows[may]
 
-    def _joining(self, admitted: int, now: float) -> tuple[Longs, float]:
-        """The rows of the queue that formation and slots let in, best first; and until when the doors are shut."""
+    def _joining(self, ready: Longs, limits: StepLimits, admitted: int, now: float) -> tuple[Longs, float]:
+        """The rows of the queue that may come into the step, best first; and until when the doors are shut.
+
+        `admitted` of the step's burst have come already.
+        """
         if not len(self.waiting):
             return NOBODY, math.inf
+        openings = self.budget.openings(Rows(self.table, ready, now), limits)
+        most = min(openings, self.board.num_free)
+        if self.config.burst_size is not None:
+            most = min(most, self.config.burst_size - admitted)
         queue = Rows(self.table, self.waiting.rows, now)
         seated = np.concatenate([self.board.running.rows, self.board.lingering.rows])
         allowed = self.formation.may_join(queue, Rows(self.table, seated, now), self._more, now)
         if isinstance(allowed, Wait):
             self.accounting.queue_waits_for(State.WAIT_WINDOW, now)
             return NOBODY, allowed.until
-        burst = allowed if self.config.burst_size is None else self.config.burst_size - admitted
-        count = min(allowed, burst, self.board.num_free)
+        count = min(allowed, most)
         if count < len(self.waiting):
             self.accounting.queue_waits_for(State.WAIT_ROW, now)
-        if count == 0:
+        if count <= 0:
             return NOBODY, math.inf
         leaders = self._leaders(queue, count, now)
+        for row in map(int, leaders):
+            self.board.look_up(row)
         joining = self._room.let_in(leaders, now)
         if len(joining) < len(leaders):
             self.accounting.queue_waits_for(State.WAIT_BLOCKS, now)
@@ -259,26 +272,33 @@ class Scheduler:
         """
         room, table = self._room, self.table
         need = room.need(rows, tokens)
-        if not np.count_nonzero(need):
-            return rows, tokens, NOBODY, NO_ENTRIES
         boarded = table.phase[rows] == Phase.RUNNING
+        if not np.count_nonzero(need) and np.count_nonzero(boarded) == len(rows):
+            return rows, tokens, NOBODY, NO_ENTRIES
         keep = boarded.copy()
         keep[boarded] = room.for_board(rows[boarded], need[boarded], now)
         pressed = np.count_nonzero(keep) < np.count_nonzero(boarded)
         self._note_waits(rows[boarded & ~keep], State.WAIT_BLOCKS, now)
         joining = rows[~boarded]
         if len(joining):
+            for row in map(int, joining):
+                self.board.recount(row)
             free = 0 if pressed else self.pool.available - int(need[boarded].sum())
             fits, reserve = room.for_queue(joining, free, now)
             keep[~boarded] = fits
-            need[~boarded] = np.maximum(need[~boarded], reserve)
+            need[~boarded] = np.maximum(need[~boarded], reserve - table.cached[joining] // self.pool.block_size)
             self._note_waits(joining[~fits], State.WAIT_BLOCKS, now)
             joining = joining[fits]
-            for row in map(int, joining):
-                self.waiting.discard(row)
-                self.board.take(row)
+        shared = [self._take_on_board(row) for row in map(int, joining)]
         rows, tokens = rows[keep], tokens[keep]
-        return rows, tokens, joining, room.give(rows, need[keep])
+        return rows, tokens, joining, join_entries([*shared, room.give(rows, need[keep])])
+
+    def _take_on_board(self, row: int) -> BlockEntries:
+        self.waiting.discard(row)
+        entries = self.board.take(row)
+        self.counters.num_prefix_queries += int(self.table.target[row])
+        self.counters.num_prefix_hits += int(self.table.computed[row])
+        return entries
 
     def _preempt(self, row: int, now: float) -> None:
         rows = np.array([row])
@@ -372,9 +392,19 @@ class Scheduler:
             if logprobs is not None:
                 logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
         ends += self._append(heirs, tokens, now)
+        self._remember(batch)
         handles = table.handle[heirs]
         self._settle(rows, now)
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
+
+    def _remember(self, batch: Batch) -> None:
+        """The blocks that this step has filled can be found by others."""
+        if self.pool.prefixes is None:
+            return
+        size = self.pool.block_size
+        ends = batch.starts + batch.num_tokens
+        for i in (batch.starts // size != ends // size).nonzero()[0]:
+            self.board.remember(int(batch.rows[i]), int(batch.starts[i]), int(ends[i]))
 
     def _append(self, rows: Longs, tokens: Ints, now: float) -> list[Finished]:
         """One new token for each of rows; returns the ends that follow from them."""
@@ -414,7 +444,6 @@ class Scheduler:
             self.board.stop_running(row, Phase.ENDED)
         elif table.phase[row] == Phase.WAITING:
             self.waiting.discard(row)
-            self.board.forget(row)
         table.phase[row] = Phase.ENDED
         self.counters.num_finished += 1
         return Finished(
@@ -424,7 +453,7 @@ class Scheduler:
             stop_token=stop_token,
             prompt_len=int(table.prompt_len[row]),
             output_len=int(table.length[row] - table.prompt_len[row]),
-            cached_len=int(table.cached[row]),
+            cached_len=int(table.hits[row]),
             preemptions=int(table.preemptions[row]),
             arrival=float(table.arrival[row]),
             first_token=float(table.first_token[row]),
@@ -454,6 +483,7 @@ class Scheduler:
         if table.slot[row] >= 0:
             self.board.vacate(row)
         if table.phase[row] == Phase.ENDED:
+            self.board.forget(row)
             table.free(row)
         else:
             table.phase[row] = Phase.WAITING

@@ -10,6 +10,7 @@ from headway.core.budget import Budget, DecodeFirst, PrefillFirst, Unbounded, Wh
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Continuous, Formation, InFlight, Padded
 from headway.core.kv_cache import BlockPool
+from headway.core.prefix import PrefixIndex
 from headway.core.scheduler import Scheduler
 from headway.core.window import WaitWindow
 
@@ -40,15 +41,20 @@ def budget(config: SchedulerConfig) -> Budget:
     return Unbounded() if formation(config).lingers else made
 
 
-def make_scheduler(config: SchedulerConfig, pool: BlockPool, max_model_len: int) -> Scheduler:
-    """A scheduler of the strategies that `config` names.
+def make_scheduler(
+    config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int, *, secret: bytes = b""
+) -> Scheduler:
+    """A scheduler of the strategies that `config` names, over so many KV blocks.
+
+    `secret` is the key of the prefix index.
 
     Raises:
         ValueError: one of the names is unknown; the message lists those there are.
     """
+    prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
     return Scheduler(
         config,
-        pool,
+        BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes),
         max_model_len,
         formation=formation(config),
         policy=policies.make(config.policy),

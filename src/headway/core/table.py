@@ -31,12 +31,13 @@ class RequestTable:
 
     phase int8; slot int32, the executor's row or -1; handle int64; seq int64, the order of adding (breaks ties);
     arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
-    codes); deadline float64 s on the engine's clock; prompt_len, length (known tokens), target (length and the tokens
-    that launched steps will yield), limit (length at which it ends), computed (tokens whose KV exists or is being
-    computed by a launched step), cached (of them found in the prefix index), chain (launched steps that may hold the
-    row), launched (steps that do), blocks (KV blocks held), preemptions, served (tokens computed for it, recomputation
-    included), backfilled (1: let past another that did not fit), predicted (output length to expect): int32; stop_ids
-    int32[rows, w], padded with -1.
+    codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
+    length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
+    exists or is being computed by a launched step; cached, what the prefix index held when last asked; shared, blocks
+    of that which others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
+    steps that do; blocks, KV blocks held; preemptions; served, tokens computed for it, recomputation included;
+    backfilled, 1 when let past another that did not fit; predicted, output length to expect; stop_ids [rows, w],
+    padded with -1.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
@@ -56,6 +57,8 @@ class RequestTable:
     limit: Ints
     computed: Ints
     cached: Ints
+    shared: Ints
+    hits: Ints
     chain: Ints
     launched: Ints
     blocks: Ints
@@ -66,9 +69,10 @@ class RequestTable:
     stop_ids: Ints
 
     _COUNTS = (
-        "slot priority tenant request_class prompt_len length target limit computed cached chain launched blocks "
-        "preemptions served backfilled predicted"
+        "slot priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
+        "blocks preemptions served backfilled predicted"
     )
+    _FROM_ZERO = ("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "served", "backfilled")
     _COLUMNS = {
         "phase": np.int8,
         "handle": np.int64,
@@ -121,7 +125,7 @@ class RequestTable:
         self.prompt_len[row] = self.length[row] = self.target[row] = prompt_len
         self.limit[row] = limit
         self.chain[row] = chain
-        for name in ("computed", "cached", "launched", "blocks", "preemptions", "served", "backfilled"):
+        for name in self._FROM_ZERO:
             getattr(self, name)[row] = 0
         self.predicted[row] = limit - prompt_len
         self._set_stops(row, tuple(request.stop_token_ids))
@@ -162,8 +166,8 @@ class RequestTable:
 class Rows:
     """Some rows of the table, read by column: `rows.arrival` is float64[n]. What policies and their like are given.
 
-    Derived columns: `work`, tokens still to compute before the next token is sampled; `uncached`, the same less what
-    the prefix index is known to hold; `waited`, seconds since arrival (needs `now`).
+    Derived columns: `work`, tokens still to compute before the next token is sampled, what the prefix index is known to
+    hold not counted; `waited`, seconds since arrival.
     """
 
     __slots__ = ("_table", "index", "now")
@@ -181,12 +185,6 @@ class Rows:
 
     @property
     def work(self) -> Ints:
-        table = self._table
-        result: Ints = table.target[self.index] - table.computed[self.index]
-        return result
-
-    @property
-    def uncached(self) -> Ints:
         table, index = self._table, self.index
         result: Ints = table.target[index] - np.maximum(table.computed[index], table.cached[index])
         return result

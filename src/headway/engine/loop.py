@@ -6,6 +6,7 @@ The live engine, the in-process LLM, the paced benchmarks and the twin all run i
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from typing import Any
 
 from headway.core import strategies
 from headway.core.batch import Batch, StepEvents, Wait
-from headway.core.kv_cache import BlockPool
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
 from headway.core.step_time import Load
@@ -168,8 +168,9 @@ class EngineLoop:
 def make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
     """The scheduler that fits what an executor can hold."""
     limits = replace(config.scheduler, max_num_seqs=capacity.max_num_seqs)
-    pool = BlockPool(capacity.num_blocks, capacity.block_size, capacity.max_num_seqs, capacity.max_model_len)
-    return strategies.make_scheduler(limits, pool, capacity.max_model_len)
+    return strategies.make_scheduler(
+        limits, capacity.num_blocks, capacity.block_size, capacity.max_model_len, secret=os.urandom(32)
+    )
 
 
 def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], None]) -> EngineLoop:
