@@ -138,6 +138,7 @@ class LLM:
             with _interrupts_wait() as interrupted, _progress(use_tqdm, len(streams)) as advance:
                 for stream in streams:
                     self._add(stream)
+                self._loop.no_more()
                 self._run(streams, interrupted, advance)
         finally:
             self._drain(streams)

@@ -72,6 +72,10 @@ class EngineLoop:
         """Raises RequestError when the request can never be served."""
         self.scheduler.add(request, self.clock())
 
+    def no_more(self) -> None:
+        """Nobody else will come for now: a group that is not full need not wait for more."""
+        self.scheduler.no_more(self.clock())
+
     def abort(
         self, handle: int, reason: FinishReason = FinishReason.ABORT, stop_token: int | None = None
     ) -> StepEvents | None:

@@ -174,7 +174,7 @@ class EngineServer:
             self._send_ends(self._loop.stats())
             self._news = False
         seconds = self._loop.wait_until - self._loop.clock()
-        self._poller.poll(None if seconds == math.inf else max(0, math.ceil(seconds * 1000)))
+        self._poller.poll(None if seconds == math.inf else max(0, int(seconds * 1000)))
 
 
 def _one_line(error: Exception) -> str:
