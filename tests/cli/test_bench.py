@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,3 +115,16 @@ def test_no_server_is_one_line(capsys):
     error = capsys.readouterr().err
     assert error.startswith("headway bench: no server answers at http://127.0.0.1:9")
     assert error.count("\n") == 1
+
+
+def test_the_load_test_and_its_data_set_need_no_torch():
+    source = (
+        "import sys; from headway.cli.main import main\n"
+        "from headway.cli.bench import _tokenizer\n"
+        "import headway.lab.workload, headway.lab.report, headway.lab.machine\n"
+        "assert main(['bench', '--base-url', 'http://127.0.0.1:9']) == 1\n"
+        "_tokenizer(None)\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -110,6 +111,17 @@ def test_a_missing_model_is_one_line_and_status_1(command: list[str]):
     assert done.returncode == 1
     assert "/no/such/model.gguf" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_in_use_is_one_line_and_status_1():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = run("serve", "--port", port)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"headway serve: port {port} on 127.0.0.1 is in use")
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_empty_prompt_is_refused():
