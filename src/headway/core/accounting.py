@@ -41,7 +41,8 @@ class State(IntEnum):
         return self.name.lower()
 
 
-QUEUE_STATES = (State.WAIT_STEP, State.WAIT_ROW, State.WAIT_BLOCKS, State.WAIT_BUDGET, State.WAIT_WINDOW)
+WAIT_STEP, WAIT_ROW, PREFILL, DECODE = State.WAIT_STEP, State.WAIT_ROW, int(State.PREFILL), int(State.DECODE)
+"""Members by names of their own: in the hot paths an attribute of an enum costs more than what it is for."""
 LABELS = tuple(state.label for state in State)
 
 
@@ -91,7 +92,7 @@ class Accounting:
         self._times[row] -= self._reading(now)
         self._queued[row] = True
 
-    def enter(self, rows: Longs, state: State | npt.NDArray[np.int8], now: float) -> None:
+    def enter(self, rows: Longs, state: int | npt.NDArray[np.int8], now: float) -> None:
         """Rows int64[n] on board go into `state` (one for all, or int8[n]); rows from the queue leave it."""
         queued = rows[self._queued[rows]]
         if len(queued):

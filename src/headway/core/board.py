@@ -7,7 +7,7 @@ import numpy as np
 from headway.core.batch import Admission, Ints, Longs
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool
 from headway.core.prefix import PrefixIndex
-from headway.core.table import Phase, RequestTable, RowSet
+from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, RowSet
 
 NO_IDS = np.zeros(0, np.int32)
 
@@ -42,7 +42,7 @@ class Board:
         table = self._table
         slot = self._free_slots.pop()
         table.slot[row] = slot
-        table.phase[row] = Phase.RUNNING
+        table.phase[row] = RUNNING
         tokens = self._known(row)
         self._saved.pop(row, None)
         self._tokens[slot, : len(tokens)] = tokens
@@ -97,14 +97,14 @@ class Board:
             table.hits[row] = table.cached[row]
         return self._pool.share(slot, ids)
 
-    def remember(self, row: int, start: int, end: int) -> None:
-        """Positions [start, end) of a row have been computed: the blocks that this fills can be found from now on."""
+    def remember(self, row: int, end: int) -> None:
+        """Positions up to `end` of a row have been computed: the blocks that they fill can be found from now on."""
         prefixes, table = self._pool.prefixes, self._table
         if prefixes is None:
             return
         size, slot = prefixes.block_size, int(table.slot[row])
         keys = self._keys.setdefault(row, [])
-        for i in range(start // size, min(end, int(table.length[row])) // size):
+        for i in range(int(table.cached[row]) // size, min(end, int(table.length[row])) // size):
             tokens = self._tokens[slot, i * size : (i + 1) * size]
             if i == len(keys):
                 parent = keys[-1] if keys else prefixes.root(table.request(row).cache_salt)
@@ -132,7 +132,7 @@ class Board:
         self._tokens[table.slot[rows], length] = tokens
         table.length[rows] = length + 1
 
-    def stop_running(self, row: int, phase: Phase) -> None:
+    def stop_running(self, row: int, phase: int) -> None:
         """A running row has ended or lost its place: its blocks will come back."""
         self.running.discard(row)
         self.leaving_blocks += int(self._table.blocks[row])
@@ -143,7 +143,8 @@ class Board:
         table = self._table
         slot = int(table.slot[row])
         self.lingering.discard(row)
-        if table.phase[row] == Phase.LEAVING:
+        self.remember(row, int(table.computed[row]))
+        if table.phase[row] == LEAVING:
             self._saved[row] = self._tokens[slot, : table.length[row]].copy()
         self.leaving_blocks -= int(table.blocks[row])
         self._pool.release(slot)
@@ -161,13 +162,13 @@ class Board:
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up."""
         table = self._table
-        seated = table.phase >= Phase.RUNNING
+        seated = table.phase >= RUNNING
         slots = table.slot[seated]
         assert len(slots) + self.num_free == self.num_slots, "a slot is lost"
         assert sorted([*slots.tolist(), *self._free_slots]) == list(range(self.num_slots)), "a slot has two owners"
         np.testing.assert_array_equal(self._pool.held[slots], table.blocks[seated], "blocks held and counted differ")
-        assert len(self.running) == np.count_nonzero(table.phase == Phase.RUNNING), "the board and the table differ"
-        gone = (table.phase == Phase.LEAVING) | (table.phase == Phase.ENDED)
+        assert len(self.running) == np.count_nonzero(table.phase == RUNNING), "the board and the table differ"
+        gone = (table.phase == LEAVING) | (table.phase == ENDED)
         assert self.leaving_blocks == table.blocks[gone].sum(), "blocks that will come back are miscounted"
         waiting_again = set(self._saved) - set(np.flatnonzero(table.phase == Phase.WAITING).tolist())
         assert not waiting_again, "tokens are kept of a row that does not wait"

@@ -12,7 +12,7 @@ from headway.core.board import Board
 from headway.core.formation import Formation
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
 from headway.core.preemption import Preemption
-from headway.core.table import Phase, RequestTable, Rows
+from headway.core.table import RUNNING, RequestTable, Rows
 
 NOBODY: Longs = np.zeros(0, np.int64)
 
@@ -71,11 +71,11 @@ class Room:
         free, coming = self._pool.available, self._board.leaving_blocks
         for i in sorted(range(len(rows)), key=lambda i: place[int(rows[i])]):
             row, wanted = int(rows[i]), int(need[i])
-            if table.phase[row] != Phase.RUNNING:
+            if table.phase[row] != RUNNING:
                 continue  # it has just been evicted itself
             if wanted > free:
                 later = order[place[row] + 1 :]
-                later = later[table.phase[later] == Phase.RUNNING]
+                later = later[table.phase[later] == RUNNING]
                 gained_now, gained_later = self.evict(later, wanted - free - coming, now)
                 free += gained_now
                 coming += gained_later

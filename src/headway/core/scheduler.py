@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import Accounting, State
+from headway.core.accounting import DECODE, PREFILL, WAIT_ROW, WAIT_STEP, Accounting, State
 from headway.core.batch import Batch, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
 from headway.core.board import Board
 from headway.core.budget import Budget, DecodeFirst, StepLimits
@@ -26,7 +26,7 @@ from headway.core.preemption import LastInOrder, Preemption
 from headway.core.request import FinishReason, Request, RequestError
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import Load, StepTimeModel
-from headway.core.table import Phase, RequestTable, Rows, RowSet
+from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
@@ -156,7 +156,7 @@ class Scheduler:
         if self.log:
             self.log(("abort", now, handle, reason, stop_token))
         row = self.table.row_of(handle)
-        if row is None or self.table.phase[row] == Phase.ENDED:
+        if row is None or self.table.phase[row] == ENDED:
             return None
         finished = self._end(row, reason, now, stop_token=stop_token)
         self._settle(np.array([row]), now)
@@ -172,7 +172,7 @@ class Scheduler:
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
         joining, until = self._joining(ready, limits, 0, now)
         if len(self.waiting):
-            ready = ready[self.table.phase[ready] == Phase.RUNNING]  # some may have had to make way
+            ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
         if batch is None:
             return Wait(until, self.accounting.queue_state.label)
@@ -197,7 +197,7 @@ class Scheduler:
         rows, tokens = self._share(ready, joining, limits, now)
         rows, tokens, admitted, entries = self._seat(rows, tokens, now)
         if not len(self.waiting):
-            self.accounting.queue_waits_for(State.WAIT_STEP, now)
+            self.accounting.queue_waits_for(WAIT_STEP, now)
         return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
 
     def _ready(self) -> Longs:
@@ -217,6 +217,9 @@ class Scheduler:
         most = min(openings, self.board.num_free)
         if self.config.burst_size is not None:
             most = min(most, self.config.burst_size - admitted)
+        if most <= 0:
+            self.accounting.queue_waits_for(WAIT_ROW, now)
+            return NOBODY, math.inf
         queue = Rows(self.table, self.waiting.rows, now)
         seated = np.concatenate([self.board.running.rows, self.board.lingering.rows])
         allowed = self.formation.may_join(queue, Rows(self.table, seated, now), self._more, now)
@@ -225,9 +228,7 @@ class Scheduler:
             return NOBODY, allowed.until
         count = min(allowed, most)
         if count < len(self.waiting):
-            self.accounting.queue_waits_for(State.WAIT_ROW, now)
-        if count <= 0:
-            return NOBODY, math.inf
+            self.accounting.queue_waits_for(WAIT_ROW, now)
         leaders = self._leaders(queue, count, now)
         for row in map(int, leaders):
             self.board.look_up(row)
@@ -258,7 +259,7 @@ class Scheduler:
         tokens = self.budget.grant(Rows(table, rows, now), limits, now)
         granted = tokens > 0
         full = np.count_nonzero(granted) >= limits.rows
-        self._note_waits(rows[~granted], State.WAIT_ROW if full else State.WAIT_BUDGET, now)
+        self._note_waits(rows[~granted], WAIT_ROW if full else State.WAIT_BUDGET, now)
         return rows[granted], tokens[granted]
 
     def _in_order(self, rows: Longs, now: float) -> Longs:
@@ -272,7 +273,7 @@ class Scheduler:
         """
         room, table = self._room, self.table
         need = room.need(rows, tokens)
-        boarded = table.phase[rows] == Phase.RUNNING
+        boarded = table.phase[rows] == RUNNING
         if not np.count_nonzero(need) and np.count_nonzero(boarded) == len(rows):
             return rows, tokens, NOBODY, NO_ENTRIES
         keep = boarded.copy()
@@ -305,7 +306,7 @@ class Scheduler:
         self.counters.num_preemptions += 1
         self.counters.num_recomputed_tokens += int(self.table.computed[row])
         self.table.preemptions[row] += 1
-        self.board.stop_running(row, Phase.LEAVING)
+        self.board.stop_running(row, LEAVING)
         self.accounting.enter(rows, State.PREEMPTED, now)
         self._settle(rows, now)
 
@@ -323,7 +324,8 @@ class Scheduler:
             rows = np.concatenate([rows, self.board.lingering.rows])
             tokens = np.concatenate([tokens, np.zeros(len(self.board.lingering), np.int32)])
         padding = self.formation.pad(tokens)
-        counters.num_pad_tokens += int(padding.sum())
+        if self.formation.lingers:
+            counters.num_pad_tokens += int(padding.sum())
         starts = table.computed[rows]
         target = table.target[rows]
         computed = starts + tokens
@@ -349,12 +351,12 @@ class Scheduler:
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
         """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
         table, accounting = self.table, self.accounting
-        elsewhere = accounting.state[rows] != State.DECODE
+        elsewhere = accounting.state[rows] != DECODE
         if not np.count_nonzero(elsewhere):
             return  # who decodes goes on decoding
         rows, starts = rows[elsewhere], starts[elsewhere]
         prefills = (starts < table.length[rows] - 1) | np.isnan(table.first_token[rows])
-        state = np.where(prefills, State.PREFILL, State.DECODE).astype(np.int8)
+        state = np.where(prefills, PREFILL, DECODE).astype(np.int8)
         changed = (accounting.state[rows] != state) | accounting.queued(rows)
         accounting.enter(rows[changed], state[changed], now)
 
@@ -363,7 +365,7 @@ class Scheduler:
         if not len(rows):
             return
         table = self.table
-        on_board = table.phase[rows] == Phase.RUNNING
+        on_board = table.phase[rows] == RUNNING
         idle = rows[on_board & (table.launched[rows] == 0)]
         if len(idle):
             self.accounting.enter(idle, state, now)
@@ -377,7 +379,7 @@ class Scheduler:
         self.step_time.observe(Load.of(batch), output.elapsed)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
-        live = table.phase[rows] != Phase.ENDED
+        live = table.phase[rows] != ENDED
         ends = [
             self._end(int(rows[i]), FinishReason.ERROR, now, message=message)
             for i, message in output.failed.items()
@@ -398,23 +400,22 @@ class Scheduler:
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
 
     def _remember(self, batch: Batch) -> None:
-        """The blocks that this step has filled can be found by others."""
+        """The blocks of prompts that this step has filled can be found by others; answers follow when they leave."""
         if self.pool.prefixes is None:
             return
-        size = self.pool.block_size
         ends = batch.starts + batch.num_tokens
-        for i in (batch.starts // size != ends // size).nonzero()[0]:
-            self.board.remember(int(batch.rows[i]), int(batch.starts[i]), int(ends[i]))
+        for i in (batch.num_tokens > 1).nonzero()[0]:
+            self.board.remember(int(batch.rows[i]), int(ends[i]))
 
     def _append(self, rows: Longs, tokens: Ints, now: float) -> list[Finished]:
         """One new token for each of rows; returns the ends that follow from them."""
         table, accounting = self.table, self.accounting
         self.board.append(rows, tokens)
-        elsewhere = accounting.state[rows] != State.DECODE
+        elsewhere = accounting.state[rows] != DECODE
         if np.count_nonzero(elsewhere):
             fresh = rows[elsewhere]
             table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
-            accounting.enter(fresh[accounting.state[fresh] == State.PREFILL], State.DECODE, now)
+            accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now)
         stops = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
         ended = (stops | (table.length[rows] >= table.limit[rows])).nonzero()[0]
         return [
@@ -430,7 +431,7 @@ class Scheduler:
             self.log(("fail", now, batch.step_id, message))
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
-        live = rows[table.phase[rows] != Phase.ENDED]
+        live = rows[table.phase[rows] != ENDED]
         ends = [self._end(int(row), FinishReason.ERROR, now, message=message) for row in live]
         self._settle(rows, now)
         return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
@@ -440,11 +441,11 @@ class Scheduler:
     ) -> Finished:
         """Marks a row as ended; `_settle` frees it."""
         table = self.table
-        if table.phase[row] == Phase.RUNNING:
-            self.board.stop_running(row, Phase.ENDED)
+        if table.phase[row] == RUNNING:
+            self.board.stop_running(row, ENDED)
         elif table.phase[row] == Phase.WAITING:
             self.waiting.discard(row)
-        table.phase[row] = Phase.ENDED
+        table.phase[row] = ENDED
         self.counters.num_finished += 1
         return Finished(
             handle=int(table.handle[row]),
@@ -465,11 +466,11 @@ class Scheduler:
     def _settle(self, rows: Longs, now: float) -> None:
         """Rows that have ended or lost their place give everything back, once no launched step touches it."""
         table, board = self.table, self.board
-        gone = table.phase[rows] >= Phase.LEAVING
+        gone = table.phase[rows] >= LEAVING
         if not np.count_nonzero(gone):
             return
         for row in map(int, rows[gone]):
-            if table.phase[row] == Phase.ENDED and self.formation.lingers and table.slot[row] >= 0:
+            if table.phase[row] == ENDED and self.formation.lingers and table.slot[row] >= 0:
                 board.lingering.add(row)
             elif not table.launched[row]:
                 self._vacate(row)
@@ -482,7 +483,7 @@ class Scheduler:
         table = self.table
         if table.slot[row] >= 0:
             self.board.vacate(row)
-        if table.phase[row] == Phase.ENDED:
+        if table.phase[row] == ENDED:
             self.board.forget(row)
             table.free(row)
         else:

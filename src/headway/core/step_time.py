@@ -6,24 +6,28 @@ prompts' attention; rows; KV tokens read; and the tokens beyond the point where 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from headway.core.batch import Batch
 from headway.core.table import Floats
 
 NUM_FEATURES = 6
-STRATA = 3
+STRATA = ("decode", "mixed", "prompts")
 PER_STRATUM = 256
+MEMORY = 8 * PER_STRATUM
+"""Steps of a stratum that the reservoir stands for: older ones fade, so that it follows a device that changes."""
 SATURATION_GRID = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FIT_AT = (8, 16, 32, 64, 128, 256)
 FIT_EVERY = 512
 
 
 class Load(NamedTuple):
-    """What a step costs the device, in numbers: tokens computed (padding included), sum of chunk x context over the
-    prompts, rows, and KV tokens read."""
+    """What a step costs the device, in numbers: tokens computed (padding included); attended, the sum over its rows of
+    (chunk - 1) x context, which is 0 for decodes; rows; and KV tokens read."""
 
     tokens: float
     attended: float
@@ -34,115 +38,184 @@ class Load(NamedTuple):
     def of(cls, batch: Batch) -> Load:
         tokens = batch.num_tokens + batch.pad_tokens
         context = batch.starts + batch.num_tokens
-        attended = np.dot(tokens.astype(np.float64), context)
-        return cls(float(tokens.sum()), float(attended), float(len(tokens)), float(context.sum()))
+        rows, total, kv_tokens = len(tokens), float(np.add.reduce(tokens)), float(np.add.reduce(context))
+        attended = 0.0
+        if total > rows:  # who computes one token adds nothing
+            attended = float(np.dot(tokens.astype(np.float64), context)) - kv_tokens
+        return cls(total, attended, float(rows), kv_tokens)
 
     @property
     def stratum(self) -> int:
-        """0 decode only, 1 mixed, 2 mostly prompts."""
+        """Its place in STRATA: 0 decode only, 1 mixed, 2 mostly prompts."""
         if self.tokens <= self.rows:
             return 0
         return 1 if self.tokens < 4 * self.rows else 2
 
 
+NOTHING = Load(0.0, 0.0, 0.0, 0.0)
+
+
 class StepTimeModel:
     """Non-negative least squares on relative error over a reservoir of decode, mixed and prompt steps.
 
-    `observe` what a step took; `predict` what one will. Deterministic: the reservoir keeps every step at first and then
+    `observe` what a step took; `predict` what one will. The very first fit is made at once, the later ones a saturation
+    point a step, so that none holds up the engine. Deterministic: the reservoir keeps every step at first and then
     replaces at places that a fixed linear congruence names.
     """
 
     def __init__(self) -> None:
-        self.coefficients: Floats = np.zeros(NUM_FEATURES)
         self.saturation = 1
-        self.error = float("nan")
-        self._loads = [np.zeros((PER_STRATUM, 4)) for _ in range(STRATA)]
-        self._times = [np.zeros(PER_STRATUM) for _ in range(STRATA)]
-        self._seen = [0] * STRATA
+        self._coefficients = (0.0,) * NUM_FEATURES
+        self._loads = [np.zeros((PER_STRATUM, 4)) for _ in STRATA]
+        self._times = [np.zeros(PER_STRATUM) for _ in STRATA]
+        self._ratios = [np.zeros(PER_STRATUM) for _ in STRATA]
+        self._seen = [0] * len(STRATA)
+        self._predicted = [0] * len(STRATA)
+        self._until_fit = FIT_EVERY
         self._lottery = 1
+        self._fitting: Iterator[None] | None = None
+
+    @property
+    def coefficients(self) -> Floats:
+        """Seconds per unit of each feature, float64[6]."""
+        return np.array(self._coefficients)
 
     @property
     def fitted(self) -> bool:
-        return bool(self.coefficients.any())
+        return any(self._coefficients)
 
     def predict(self, load: Load) -> float:
         """Seconds; 0 before the first fit."""
-        c0, c_tokens, c_attended, c_rows, c_kv, c_over = self.coefficients.tolist()
-        over = max(0.0, load.tokens - self.saturation)
-        linear = c0 + c_tokens * load.tokens + c_attended * load.attended
-        return float(linear + c_rows * load.rows + c_kv * load.kv_tokens + c_over * over)
+        c0, c_tokens, c_attended, c_rows, c_kv, c_over = self._coefficients
+        tokens, attended, rows, kv_tokens = load
+        over = tokens - self.saturation
+        linear = c0 + c_tokens * tokens + c_attended * attended + c_rows * rows + c_kv * kv_tokens
+        return linear + c_over * over if over > 0 else linear
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of this load took so long."""
         if seconds <= 0:
             return
         stratum = load.stratum
+        predicted = self.predict(load)
+        if predicted > 0:
+            self._ratios[stratum][self._predicted[stratum] % PER_STRATUM] = seconds / predicted
+            self._predicted[stratum] += 1
         place = self._place(stratum)
         self._seen[stratum] += 1
         if place < PER_STRATUM:
             self._loads[stratum][place] = load
             self._times[stratum][place] = seconds
-        total = sum(self._seen)
-        if total in FIT_AT or total % FIT_EVERY == 0:
-            self.fit()
+        self._until_fit -= 1
+        if self._fitting is not None:
+            next(self._fitting, None)
+        elif self._seen[stratum] in FIT_AT or self._until_fit <= 0:
+            self._begin_fit()
 
     def _place(self, stratum: int) -> int:
-        """Where in the reservoir this step goes; past its end where it is not kept (algorithm R)."""
+        """Where in the reservoir this step goes; past its end where it is not kept (algorithm R, with a fading past)."""
         seen = self._seen[stratum]
         if seen < PER_STRATUM:
             return seen
         self._lottery = (self._lottery * 6364136223846793005 + 1442695040888963407) % 2**64
-        return (self._lottery >> 33) % (seen + 1)
+        return (self._lottery >> 33) % (min(seen, MEMORY) + 1)
+
+    def _begin_fit(self) -> None:
+        if self.fitted:
+            self._until_fit = FIT_EVERY
+            self._fitting = self._fit()
+        else:
+            self.fit()
 
     def fit(self) -> None:
-        """Fits the coefficients to the reservoir, trying each saturation point of the grid."""
+        """Fits the coefficients to the reservoir, now and at once."""
+        self._until_fit = FIT_EVERY
+        for _ in self._fit():
+            pass
+
+    def _fit(self) -> Iterator[None]:
+        """One saturation point of the grid after the other; the best is taken in the end."""
         kept = [min(seen, PER_STRATUM) for seen in self._seen]
         loads = np.concatenate([rows[:count] for rows, count in zip(self._loads, kept, strict=True)])
         times = np.concatenate([rows[:count] for rows, count in zip(self._times, kept, strict=True)])
-        weights = 1.0 / times
-        best = np.inf
-        for saturation in SATURATION_GRID:
-            matrix = _features(loads, saturation) * weights[:, None]
-            solution = nnls(matrix, np.ones(len(times)))
-            residual = matrix @ solution - 1.0
-            error = float(residual @ residual)
-            if error < best * (1 - 1e-6):
-                best, self.coefficients, self.saturation = error, solution, saturation
-                self.error = float(np.abs(residual).mean())
+        most = loads[:, 0].max(initial=1.0)
+        grid = np.array([point for point in SATURATION_GRID if point == 1 or point < most], np.float64)
+        tokens = loads[:, :1]
+        features = np.concatenate([np.ones_like(tokens), loads, np.maximum(tokens - grid, 0.0)], axis=1)
+        features /= times[:, None]
+        gram, right = features.T @ features, features.sum(axis=0)
+        best, coefficients, saturation = np.inf, self._coefficients, self.saturation
+        for i, point in enumerate(grid.tolist()):
+            chosen = [0, 1, 2, 3, 4, 5 + i]
+            part = gram[np.ix_(chosen, chosen)]
+            solution = nnls_gram(part, right[chosen])
+            error = float(len(times) - 2 * right[chosen] @ solution + solution @ part @ solution)
+            if error < best - 1e-6 * abs(best) or best == np.inf:
+                best, coefficients, saturation = error, tuple(solution.tolist()), int(point)
+            yield
+        self._coefficients, self.saturation = coefficients, saturation
+        self._fitting = None
 
+    def errors(self) -> dict[str, float]:
+        """Mean relative error of the predictions of each stratum's latest steps, made before the step was known."""
+        errors = {name: float(np.abs(ratios - 1).mean()) for name, ratios in self._latest() if len(ratios)}
+        return errors
 
-def _features(loads: Floats, saturation: int) -> Floats:
-    """float64[n, 4] -> float64[n, 6]."""
-    tokens, attended, rows, kv_tokens = loads.T
-    over = np.maximum(0.0, tokens - saturation)
-    return np.stack([np.ones(len(loads)), tokens, attended, rows, kv_tokens, over], axis=1)
+    def margin(self, share: float) -> float:
+        """By what factor a step with prompts may exceed its prediction in `share` of all cases; 1 where none is known."""
+        ratios = np.concatenate([ratios for name, ratios in self._latest() if name != "decode"])
+        return float(np.quantile(ratios, share)) if len(ratios) else 1.0
+
+    def _latest(self) -> list[tuple[str, Floats]]:
+        """Seconds over predicted seconds of the latest predicted steps, by stratum."""
+        counts = [min(count, PER_STRATUM) for count in self._predicted]
+        return [(STRATA[i], self._ratios[i][:count]) for i, count in enumerate(counts)]
 
 
 def nnls(matrix: Floats, target: Floats) -> Floats:
-    """The x >= 0 that minimises |matrix x - target|, by the active set method of Lawson and Hanson (1974)."""
-    scale = np.linalg.norm(matrix, axis=0)
+    """The x >= 0, float64[k], that minimises |matrix x - target| for float64[n, k] and float64[n]."""
+    return nnls_gram(matrix.T @ matrix, matrix.T @ target)
+
+
+def nnls_gram(gram: Floats, right: Floats) -> Floats:
+    """The x >= 0 that minimises x gram x / 2 - right x, by the active set method of Lawson and Hanson (1974)."""
+    size = len(right)
+    scale = np.sqrt(gram.diagonal())
     scale[scale == 0] = 1.0
-    a = matrix / scale
-    gram, right = a.T @ a, a.T @ target
-    gram += np.eye(len(right)) * 1e-12
-    x = np.zeros(len(right))
-    passive = np.zeros(len(right), np.bool_)
-    for _ in range(10 * len(right)):
+    gram = gram / np.outer(scale, scale) + np.eye(size) * 1e-12
+    right = right / scale
+    least = 1e-10 * max(1.0, float(np.abs(right).max()))
+    x = np.zeros(size)
+    passive = np.zeros(size, np.bool_)
+    barred = np.zeros(size, np.bool_)
+    for _ in range(10 * size):
         gradient = right - gram @ x
-        gradient[passive] = -np.inf
-        if gradient.max() <= 1e-10 * max(1.0, np.abs(right).max()):
+        gradient[passive | barred] = -np.inf
+        entering = int(gradient.argmax())
+        if gradient[entering] <= least:
             break
-        passive[int(gradient.argmax())] = True
-        while True:
-            trial = np.zeros(len(right))
-            trial[passive] = np.linalg.solve(gram[np.ix_(passive, passive)], right[passive])
-            if trial[passive].min() > 0:
-                x = trial
-                break
-            falling = passive & (trial <= 0)
-            step = float((x[falling] / (x[falling] - trial[falling])).min())
-            x = x + step * (trial - x)
-            passive &= x > 1e-15
-            x[~passive] = 0.0
+        passive[entering] = True
+        x = _solve_within(gram, right, x, passive)
+        if passive[entering]:
+            barred[:] = False
+        else:  # it promised a gain that rounding made up: not again before something else has changed
+            barred[entering] = True
     result: Floats = x / scale
     return result
+
+
+def _solve_within(gram: Floats, right: Floats, x: Floats, passive: npt.NDArray[np.bool_]) -> Floats:
+    """From x towards the best of the `passive` coordinates; those that would turn negative on the way drop out."""
+    while True:
+        inside = passive.nonzero()[0]
+        trial = np.zeros(len(right))
+        trial[inside] = np.linalg.solve(gram[np.ix_(inside, inside)], right[inside])
+        if trial[inside].min() > 0:
+            return trial
+        falling = inside[trial[inside] <= 0]
+        step = float((x[falling] / (x[falling] - trial[falling])).min())
+        x = x + step * (trial - x)
+        passive &= x > 1e-15
+        x[~passive] = 0.0
+        if not passive.any():
+            return x

@@ -26,6 +26,10 @@ class Phase(IntEnum):
     """Finished or aborted, but a launched step still touches its blocks."""
 
 
+# Members as plain numbers: in the hot paths an attribute of an enum costs more than the comparison it is for.
+RUNNING, LEAVING, ENDED = int(Phase.RUNNING), int(Phase.LEAVING), int(Phase.ENDED)
+
+
 class RequestTable:
     """The hot facts of every live request as numpy columns of equal length, grown by doubling.
 
