@@ -295,6 +295,8 @@ def test_what_the_start_reports(tiny_model_dir: Path):
         ({"max_model_len": 1585}, r"max_model_len 1,585 .* holds 1,584 tokens.*kv-cache-memory to 827,392"),
         ({"max_model_len": 2049}, "more than the 2,048 tokens the model was made for"),
         ({"kv_cache_memory": 10_000}, "0.010 MB for the KV pool is too little"),
+        ({"kv_cache_memory": 0}, "0.000 MB for the KV pool is too little"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
         ({"device": "nonsense"}, "no device 'nonsense'"),
         ({"device": "meta"}, "'meta' is not supported"),
         ({"device": "cuda:99"}, "not there"),
@@ -342,6 +344,28 @@ def test_closing_leaves_no_thread(tiny_model_dir: Path):
 def test_an_unknown_executor_is_refused(tiny_model_dir: Path):
     with pytest.raises(ValueError, match="unknown executor 'abacus'"):
         make_executor("abacus", config(tiny_model_dir), print)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="known of this arithmetic only")
+def test_company_and_chunks_change_no_bit(tiny_model_dir: Path):
+    """float32: the log probabilities of a request alone and whole, and of the same among others and in chunks."""
+    executor = TorchExecutor(config(tiny_model_dir))
+    driver = Driver(executor)
+    alone = driver.add(prompt(90), logprobs=0)
+    driver.step((alone, 90))
+    for _ in range(8):
+        driver.step((alone, 1))
+    driver.finish(alone)
+    others = [driver.add(prompt(n, seed=n), logprobs=0) for n in (30, 140, 5)]
+    crowded = driver.add(prompt(90), logprobs=0)
+    driver.step((others[0], 30), (crowded, 41), (others[1], 8))
+    driver.step((others[1], 2), (crowded, 3), (others[2], 5))
+    driver.step((others[1], 100), (crowded, 46), (others[2], 1), (others[0], 1))
+    for _ in range(8):
+        driver.step((others[2], 1), (crowded, 1), (others[0], 1))
+    executor.close()
+    assert crowded.tokens == alone.tokens
+    assert [entry.logprob for entry in crowded.logprobs] == [entry.logprob for entry in alone.logprobs]
 
 
 def test_every_block_order_is_as_good(tiny_model_dir: Path):

@@ -182,7 +182,9 @@ def test_chunks_and_single_tokens_give_the_same_bits(heads: tuple[int, int]):
     assert torch.equal(whole.out[0], single.out[0])
 
 
-def test_both_decode_bodies_agree():
+@pytest.mark.parametrize("at_a_time", [1, 2, 100])
+def test_both_decode_bodies_agree(at_a_time: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("headway.kernels.decode_attention.GATHERED", at_a_time * 208)
     sequences = Sequences([200, 31, 77])
     for row in range(3):
         sequences.step([row], [sequences.lengths[row]])

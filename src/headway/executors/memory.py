@@ -50,6 +50,8 @@ def kv_budget(config: ExecutorConfig, bytes_per_token: int, model_limit: int, po
         ModelError: max_model_len is more than the model or the pool allows, or the pool holds no block at all.
     """
     block_size, wanted = config.block_size, config.max_model_len
+    if block_size < 1:
+        raise ModelError(f"block_size must be at least 1, got {block_size}")
     block_bytes = block_size * bytes_per_token
     fit = pool_memory // block_bytes - 1
     if fit < 1:

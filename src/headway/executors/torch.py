@@ -27,7 +27,9 @@ from headway.executors.memory import CPU_POOL_LIMIT, CPU_SHARE, gigabytes, kv_bu
 from headway.executors.slots import Slots
 from headway.kernels import linear
 from headway.kernels.attention import AttentionPlan
+from headway.kernels.decode_attention import GATHERED
 from headway.kernels.kv_cache import KVCache, bytes_per_token, kv_dtype
+from headway.kernels.prefill_attention import QUERY_TILE
 from headway.models.llama import DecoderModel
 from headway.sampling.sampler import Sampled, Sampler
 
@@ -68,7 +70,7 @@ class TorchExecutor:
             config,
             bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kept),
             shape.max_position_embeddings,
-            config.kv_cache_memory or _pool_memory(config, self._model),
+            _pool_memory(config, self._model) if config.kv_cache_memory is None else config.kv_cache_memory,
         )
         self._cache = KVCache(
             shape.num_layers, budget.num_blocks, budget.block_size, shape.num_kv_heads, shape.head_dim, kept, device
@@ -84,7 +86,7 @@ class TorchExecutor:
         report(
             f"weights {gigabytes(self._model.nbytes)} in {linear.describe(device, dtype)}, on {device.type} ({where})"
         )
-        report(str(budget))
+        report(f"{budget}, in {_name(kept)}")
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -187,7 +189,14 @@ def _pool_memory(config: ExecutorConfig, model: DecoderModel) -> int:
 
 
 def _working_memory(config: ExecutorConfig, model: DecoderModel) -> int:
-    """Bytes that a full step takes beside weights and pool: float32 logits three times over, and activations."""
+    """Bytes that a full step takes beside weights and pool: logits three times over, activations, gathered context."""
     shape = model.config
+    logits = 3 * config.max_num_seqs * shape.vocab_size
     widest = 4 * shape.hidden_size + 3 * shape.intermediate_size + 4 * shape.num_heads * shape.head_dim
-    return 4 * (3 * config.max_num_seqs * shape.vocab_size + config.max_num_batched_tokens * widest)
+    context = max(GATHERED, shape.max_position_embeddings) * (4 * shape.num_kv_heads * shape.head_dim)
+    scores = 2 * QUERY_TILE * shape.num_heads * shape.max_position_embeddings
+    return torch.float32.itemsize * (logits + config.max_num_batched_tokens * widest + context + scores)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

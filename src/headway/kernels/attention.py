@@ -22,6 +22,7 @@ from headway.kernels.prefill_attention import Prefill
 
 Longs = npt.NDArray[np.int64]
 
+PREFILL = 0
 FEW_TOKENS = 4
 """A row of no more tokens than this is computed as a decoding row is: BLAS adds up so few rows in another order."""
 
@@ -75,9 +76,6 @@ class AttentionPlan:
 def batch_order(starts: Longs, num_tokens: Longs) -> Longs:
     """A permutation of rows that puts together those which can be computed together."""
     return np.argsort(_width_classes(starts, num_tokens), kind="stable")
-
-
-PREFILL = 0
 
 
 def _width_classes(starts: Longs, num_tokens: Longs) -> Longs:

@@ -24,6 +24,9 @@ Longs = npt.NDArray[np.int64]
 TILE = 128
 """Context tokens whose values are summed before they are added to the rest. No larger than what BLAS sums at once."""
 
+GATHERED = 16_384
+"""Tokens of context, padding included, that are copied out of the pool at a time."""
+
 Decode = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(scaled float32 queries [Q, H, D], a layer's keys, its values) -> float32 [Q, H, D]."""
 
@@ -39,22 +42,28 @@ def make_decode(cache: KVCache, num_heads: int, lengths: Longs, tables: Longs) -
 
 
 class GatherDecode:
-    """Copies every query's context out of the pool, padded to the longest."""
+    """Copies the context out of the pool, padded to the longest, for as many queries at a time as GATHERED allows."""
 
-    def __init__(self, cache: KVCache, lengths: Longs, tables: Longs) -> None:
+    def __init__(self, cache: KVCache, lengths: Longs, block_tables: Longs) -> None:
         self._kv_heads = cache.num_kv_heads
         num_blocks = -(-int(lengths.max()) // cache.block_size)
-        beyond = np.arange(num_blocks * cache.block_size) >= lengths[:, None]
-        self._tables = torch.from_numpy(np.ascontiguousarray(tables[:, :num_blocks])).to(cache.device)
-        self._beyond = torch.from_numpy(beyond).to(cache.device)
+        width = num_blocks * cache.block_size
+        beyond = torch.from_numpy(np.arange(width) >= lengths[:, None]).to(cache.device)
+        tables = torch.from_numpy(np.ascontiguousarray(block_tables[:, :num_blocks])).to(cache.device)
+        self._at_a_time = max(1, GATHERED // width)
+        self._parts = list(zip(tables.split(self._at_a_time), beyond.split(self._at_a_time), strict=True))
 
     def __call__(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        parts = zip(q.split(self._at_a_time), self._parts, strict=True)
+        return torch.cat([self._decode(some, keys, values, *part) for some, part in parts])
+
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, beyond: Tensor) -> Tensor:
         count, heads, dim = q.shape
-        k = keys[self._tables].permute(0, 2, 3, 1, 4).reshape(count, self._kv_heads, dim, -1).float()
-        v = values[self._tables].transpose(1, 2).reshape(count, self._kv_heads, -1, dim).float()
-        v.masked_fill_(self._beyond[:, None, :, None], 0.0)  # what is not a number there must not come through
+        k = keys[tables].permute(0, 2, 3, 1, 4).reshape(count, self._kv_heads, dim, -1).float()
+        v = values[tables].transpose(1, 2).reshape(count, self._kv_heads, -1, dim).float()
+        v.masked_fill_(beyond[:, None, :, None], 0.0)  # whose blocks those are beyond a query's own, nobody knows
         scores = q.reshape(count, self._kv_heads, -1, dim) @ k
-        scores.masked_fill_(self._beyond[:, None, None], -math.inf)
+        scores.masked_fill_(beyond[:, None, None], -math.inf)
         return (torch.softmax(scores, dim=-1) @ v).reshape(count, heads, dim)
 
 
@@ -79,7 +88,7 @@ class BagDecode:
         self._key_rows = _rows_of(head_blocks[bags], dim)
         self._key_offsets = _offsets(bags * dim)
         beyond = np.arange(num_blocks * block_size) >= lengths[:, None, None]
-        self._beyond = torch.from_numpy(beyond)
+        self._bias = torch.from_numpy(np.where(beyond, np.float32(-math.inf), np.float32(0.0)))
 
         # Values are summed over whole blocks: what lies beyond a query's context weighs nothing.
         self._bags = torch.from_numpy(np.flatnonzero(bags))
@@ -92,7 +101,7 @@ class BagDecode:
         count, heads, dim = q.shape
         elements = q.reshape(-1, dim).index_select(0, self._bag_query).view(-1)
         scores = _weighted_sums(self._key_rows, self._key_offsets, keys.view(-1, self._block_size), elements)
-        scores = scores.view(count, heads, -1).masked_fill_(self._beyond, -math.inf)
+        scores = scores.view(count, heads, -1).add_(self._bias)
         weights = torch.softmax(scores, dim=-1).view(-1, self._block_size).index_select(0, self._bags).view(-1)
         sums = _weighted_sums(self._value_rows, self._value_offsets, values.view(-1, dim), weights)
         if self._num_tiles > 1:

@@ -12,8 +12,8 @@ from torch import Tensor
 class Slots:
     """Where the tokens of a step are stored: blocks and offsets int64 [T].
 
-    `begun` int64: blocks of which this step writes the first part. Their values are cleared, so that what is left from
-    an earlier sequence and weighs nothing is a number: 0 times NaN is NaN.
+    `begun` int64: blocks of which this step writes the first part. They are cleared, so that what is read beyond a
+    sequence's end and weighs nothing is a number: 0 times NaN is NaN.
     """
 
     blocks: Tensor
@@ -55,6 +55,7 @@ class KVCache:
         """Stores k, v [T, KV, D] of the T tokens that `slots` places."""
         keys, values = self.keys[layer], self.values[layer]
         if len(slots.begun):
+            keys.index_fill_(0, slots.begun, 0.0)
             values.index_fill_(0, slots.begun, 0.0)
         keys[slots.blocks, :, :, slots.offsets] = k.to(keys.dtype)
         values[slots.blocks, :, slots.offsets] = v.to(values.dtype)
