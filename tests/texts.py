@@ -28,7 +28,6 @@ def sharegpt(count: int) -> list[str]:
     text = head if isinstance(head, str) else head.decode(errors="ignore")
     decoder, at, found = json.JSONDecoder(), text.index("[") + 1, []
     while len(found) < count:
-        at += len(text[at:]) - len(text[at:].lstrip(", \r\n\t"))
-        item, at = decoder.raw_decode(text, at)
+        item, at = decoder.raw_decode(text, text.index("{", at))
         found += [turn["value"] for turn in item["conversations"][:1] if turn["value"].strip()]
     return found

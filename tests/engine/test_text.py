@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -310,3 +312,15 @@ def test_streams_of_sentencepiece_tokens(sentencepiece_gguf, data):
     ids = tokenizer.encode(text)
     detokenizer = tokenizer.detokenizer()
     assert "".join(map(detokenizer.push, ids)) + detokenizer.flush() == tokenizer.decode(ids) == text
+
+
+def test_text_needs_no_torch(embedded_gguf):
+    code = f"""
+import sys
+from headway.engine.resolve import resolve_model
+from headway.engine.text import Tokenizer
+Tokenizer.load({str(embedded_gguf)!r}).encode("hi")
+print([name for name in ("torch", "transformers", "gguf") if name in sys.modules])
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
