@@ -136,3 +136,15 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
     datas = [block.removeprefix("data: ") for block in response.text.split("\n\n") if block.startswith("data: ")]
     assert datas[-1] == "[DONE]"
     return [json.loads(data) for data in datas[:-1]]
+
+
+def check(response: httpx.Response, status: int, param: str | None, code: str | None = None) -> None:
+    """The answer is an OpenAI error of this status that names this field."""
+    assert response.status_code == status, response.text
+    assert set(response.json()) == {"error"}
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == param, error
+    if code is not None:
+        assert error["code"] == code, error

@@ -20,6 +20,7 @@ from headway.engine.text import Tokenizer
 from headway.executors.base import Capacity
 
 FACTORY = "tests.server.scripted:build_loop"
+NEVER = "tests.server.scripted:build_never"
 FAIL = "please fail"
 DIE = "please die"
 LOGPROB = -0.5
@@ -81,3 +82,9 @@ def build_loop(config: EngineConfig, model_path: str, report: Report) -> EngineL
     executor = ScriptedExecutor(tokenizer, config, float(os.environ.get("HEADWAY_TEST_STEP", "0.001")))
     report("scripted model loaded")
     return EngineLoop(make_scheduler(config, executor.capacity()), executor, time.monotonic)
+
+
+def build_never(config: EngineConfig, model_path: str, report: Report) -> EngineLoop:
+    """A model that takes longer to load than anyone waits."""
+    while True:
+        time.sleep(1)

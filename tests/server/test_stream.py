@@ -162,18 +162,19 @@ def test_final_message_is_continued(client: httpx.Client, words: Tokenizer) -> N
 
 
 def test_silence_is_filled_with_comments(slow_server: Server) -> None:
-    """The last of these prompts is computed at the end of many steps."""
-    body = {"prompt": [list(range(100, 1000))] * 12, "max_tokens": 2, "stream": True}
-    with httpx.Client(base_url=slow_server.url, timeout=60) as client:
-        blocks = client.post(COMPLETIONS, json={**body, "prompt": body["prompt"][-1:]}).text.split("\n\n")
-        assert blocks[-2:] == ["data: [DONE]", ""]
-        with client.stream("POST", COMPLETIONS, json=body | {"max_tokens": 100}) as busy:
-            lines = busy.iter_lines()
-            next(lines)
-            text = client.post(COMPLETIONS, json={"prompt": list(range(1000)), "max_tokens": 2, "stream": True}).text
-    blocks = text.split("\n\n")
+    """Long prompts come first, so that the last one waits for many steps."""
+    long = {"prompt": [list(range(100, 1000))] * 12, "max_tokens": 2, "stream": True}
+    with (
+        httpx.Client(base_url=slow_server.url, timeout=60) as client,
+        client.stream("POST", COMPLETIONS, json=long) as ahead,
+    ):
+        lines = ahead.iter_lines()
+        next(lines)
+        text = client.post(COMPLETIONS, json={"prompt": "a", "max_tokens": 2, "stream": True}).text
+    *blocks, end = text.split("\n\n")
+    assert end == ""
     assert blocks[0] == ": ping"
-    assert {block[:6] for block in blocks[:-1]} == {": ping", "data: "}
+    assert {block[:6] for block in blocks} == {": ping", "data: "}
     wait_until_idle(slow_server, 5)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -13,7 +15,7 @@ from starlette.responses import Response
 import headway
 from headway.server.envelope import Envelope
 from headway.server.errors import FAILURES, ApiError, as_api_error
-from headway.server.routes import router
+from headway.server.routes import BODIES, router
 from headway.server.service import Service
 from headway.server.settings import ServerSettings
 
@@ -29,6 +31,7 @@ def create_app(engine: Engine | None = None, settings: ServerSettings | None = N
     service = Service(settings or ServerSettings())
     app = FastAPI(title="headway", version=headway.__version__, description="An LLM serving engine.")
     app.state.service = service
+    app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.include_router(router)
     app.add_middleware(Envelope, origins=service.settings.cors_origins)
     for failure in FAILURES:
@@ -38,6 +41,15 @@ def create_app(engine: Engine | None = None, settings: ServerSettings | None = N
     if engine is not None:
         service.attach(engine)
     return app
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's document (it is what /docs shows) with the bodies, which FastAPI does not parse."""
+    if app.openapi_schema is None:
+        document = FastAPI.openapi(app)
+        _, schemas = msgspec.json.schema_components(BODIES, ref_template="#/components/schemas/{name}")
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    return app.openapi_schema or {}
 
 
 async def _failure(request: Request, error: Exception) -> Response:

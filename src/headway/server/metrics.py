@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headway.core.accounting import QUEUE_STATES, State
+from headway.core.accounting import State
 from headway.core.request import FinishReason
 from headway.server.tally import REJECTIONS, REQUEST_CLASSES, SERVED_STATES, Histogram, Tally
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 NOT_YET = math.nan
 """The value of a gauge that nothing feeds."""
 
-_WAITS = (*QUEUE_STATES, State.PREEMPTED)
-_STATES = tuple(state for state in State if state not in SERVED_STATES)
+_WAITS = tuple(state for state in State if state not in SERVED_STATES)
+_QUEUE_WAITS = tuple(state for state in _WAITS if state is not State.INTAKE)
 
 
 class Exposition(Collector):
@@ -81,7 +81,7 @@ class Exposition(Collector):
 
     def _engine_gauges(self) -> Iterator[Metric]:
         stats, capacity, gauge = self.engine.stats, self.engine.capacity, self._gauge
-        reasons = {state.label: stats.waiting_by_reason.get(state.label, 0) for state in _WAITS}
+        reasons = {state.label: stats.waiting_by_reason.get(state.label, 0) for state in _QUEUE_WAITS}
         yield gauge("vllm:num_requests_running", "Requests on board.", stats.num_running)
         yield gauge("vllm:num_requests_waiting", "Requests in the queue.", stats.num_waiting)
         yield self._labelled(
@@ -127,10 +127,11 @@ class Exposition(Collector):
 
     def _request_counters(self) -> Iterator[Metric]:
         tally, counter = self.tally, self._counter
+        looked_up = tally.prompt_tokens if self.engine.config.scheduler.prefix_caching else 0
         yield counter("vllm:prompt_tokens_total", "Tokens of prompts read.", tally.prompt_tokens)
         yield counter("vllm:generation_tokens_total", "Tokens generated.", tally.generation_tokens)
-        yield counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", 0)
-        yield counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", 0)
+        yield counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", looked_up)
+        yield counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", tally.cached_tokens)
         yield self._labelled(
             CounterMetricFamily,
             "vllm:request_success_total",
@@ -150,7 +151,7 @@ class Exposition(Collector):
             "headway:request_wait_seconds_total",
             "Time that finished requests have waited, by what for.",
             "reason",
-            {state.label: tally.state_times[state.label] for state in _STATES},
+            {state.label: tally.state_times[state.label] for state in _WAITS},
         )
         for kept, name, text in (
             (True, "slo_attained", "Requests whose promise was kept; their rate is the goodput."),

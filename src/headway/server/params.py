@@ -38,6 +38,7 @@ _SAMPLING = (
     "skip_special_tokens",
 )
 _UNSUPPORTED = (
+    "cache_salt",
     "structured_outputs",
     "guided_json",
     "guided_regex",

@@ -61,6 +61,7 @@ class Generate(msgspec.Struct, kw_only=True):
     region: str | None = None
 
     # Refused unless they ask for nothing.
+    cache_salt: str | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Any = None
     guided_json: Any = None

@@ -41,6 +41,15 @@ _TOKENIZE = msgspec.json.Decoder(TokenizeRequest)
 _DETOKENIZE = msgspec.json.Decoder(DetokenizeRequest)
 
 
+BODIES = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+
+
+def _reads(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """For the OpenAPI document, which app.py completes with the schemas of BODIES."""
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
@@ -54,7 +63,7 @@ async def _body(request: Request, decoder: msgspec.json.Decoder[T]) -> T:
     return parse(await read_body(request, _service(request).settings.max_body_bytes), decoder)
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", openapi_extra=_reads(CompletionRequest))
 async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
     service = _service(request)
@@ -71,7 +80,7 @@ async def completions(request: Request) -> Response:
     return await _deliver(request, body, CompletionAnswer(identity, wants, streams, tokenizer, echoes))
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", openapi_extra=_reads(ChatRequest))
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service = _service(request)
@@ -108,7 +117,7 @@ async def _deliver(request: Request, body: Generate, answer: Answer) -> Response
     return Response(whole, media_type="application/json")
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", openapi_extra=_reads(TokenizeRequest))
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt, or of messages through the chat template."""
     service = _service(request)
@@ -133,7 +142,7 @@ async def tokenize(request: Request) -> Response:
     )
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", openapi_extra=_reads(DetokenizeRequest))
 async def detokenize(request: Request) -> Response:
     """The text of token ids, special tokens included."""
     service = _service(request)
@@ -205,6 +214,4 @@ async def load(request: Request) -> Response:
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
     """Metrics in Prometheus' text format."""
-    service = _service(request)
-    _ = service.engine
-    return Response(service.exposition.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(_service(request).exposition.text(), media_type=CONTENT_TYPE_LATEST)

@@ -35,8 +35,8 @@ class Service:
     def attach(self, engine: Engine) -> None:
         """From here on requests are served by `engine`."""
         self._engine = engine
-        self.prompts = PromptReader(engine.tokenizer, engine.max_model_len, self._workers)
-        self.exposition = Exposition(engine, self.tally)
+        self._prompts = PromptReader(engine.tokenizer, engine.max_model_len, self._workers)
+        self._exposition = Exposition(engine, self.tally)
         engine.on_step.append(self.tally.step)
         engine.on_finished.append(self.tally.finish)
 
@@ -53,6 +53,18 @@ class Service:
         if self._engine is None:
             raise ApiError(503, "The model is still being loaded.", code="not_ready", retry_after=5)
         return self._engine
+
+    @property
+    def prompts(self) -> PromptReader:
+        """Raises ApiError 503 where there is no engine yet."""
+        _ = self.engine
+        return self._prompts
+
+    @property
+    def exposition(self) -> Exposition:
+        """Raises ApiError 503 where there is no engine yet."""
+        _ = self.engine
+        return self._exposition
 
     def live_engine(self) -> Engine:
         """The engine that new requests may go to.

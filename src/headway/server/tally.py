@@ -57,6 +57,7 @@ class Tally:
     def __init__(self) -> None:
         self.prompt_tokens = 0
         self.generation_tokens = 0
+        self.cached_tokens = 0
         self.finished: Counter[FinishReason] = Counter()
         self.rejected: Counter[str] = Counter()
         self.state_times: Counter[str] = Counter()
@@ -118,6 +119,7 @@ class Tally:
         self.prompt_length.observe(end.prompt_len)
         if end.output_len:
             self.prompt_tokens += end.prompt_len
+            self.cached_tokens += end.cached_len
         if end.output_len > 1:
             self.token_mean.observe(_mean_token_time(end))
         self._settle(end, choice.stream)
