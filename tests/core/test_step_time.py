@@ -1,4 +1,4 @@
-"""The step-time model against devices whose true coefficients are known, and its solver against optimality conditions."""
+"""The step-time model against devices with known coefficients, and its solver against the conditions of optimality."""
 
 from __future__ import annotations
 

@@ -8,15 +8,17 @@ from typing import Protocol
 import numpy as np
 
 from headway.core.batch import Ints, Longs
+from headway.core.step_time import NOTHING, Load, StepTimeModel
 from headway.core.table import Rows
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a step can still take: rows, and tokens."""
+    """What a step can still take: rows, and tokens; and the load that it has already."""
 
     rows: int
     tokens: int
+    load: Load = NOTHING
 
 
 class Budget(Protocol):
@@ -46,19 +48,71 @@ class DecodeFirst:
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
         work = rows.work
         tokens, prompts, spare = _decodes(work, left)
-        tokens[prompts] = self._chunks(work[prompts], spare)
+        tokens[prompts] = _chunks(work[prompts], spare, self.partial)
         return tokens
 
-    def _chunks(self, work: Ints, left: int) -> Ints:
-        tokens = np.zeros(len(work), np.int32)
-        sharing = min(self.partial, len(work))
-        for position in np.argsort(work[:sharing], kind="stable"):
-            tokens[position] = min(int(work[position]), -(-left // sharing))
-            left -= int(tokens[position])
-            sharing -= 1
-        rest = work[self.partial :]
-        tokens[self.partial :] = _one_by_one(rest, left)
+
+class LatencyBound:
+    """As DecodeFirst, but a step that decodes gives prompts only as much as keeps it within `promise` seconds.
+
+    What a step will take is predicted by `model`; that it may take longer is allowed for by the model's own errors, so
+    that SHARE of the steps keep the promise. Where the decodes alone would break it, prompts still get LEAST tokens a
+    step, and twice as many after every PATIENCE steps in a row: none is starved.
+    """
+
+    SHARE = 0.995
+    LEAST = 16
+    PATIENCE = 16
+
+    def __init__(self, model: StepTimeModel, promise: float, partial: int = 1) -> None:
+        self.model = model
+        self.promise = promise
+        self.partial = partial
+        self._margin = 1.0
+        self._margin_for = 0
+        self._starved = 0
+
+    def openings(self, ready: Rows, left: StepLimits) -> int:
+        return left.rows - int(np.count_nonzero(ready.work == 1))
+
+    def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
+        work = rows.work
+        tokens, prompts, spare = _decodes(work, left)
+        if len(prompts) and spare > 0:
+            starts = rows.target - work
+            load = _with(left.load, starts, tokens)
+            if load.rows and self.model.fitted:
+                spare = self._affordable(load, starts[prompts], work[prompts], spare)
+            tokens[prompts] = _chunks(work[prompts], spare, self.partial)
         return tokens
+
+    def _affordable(self, load: Load, starts: Ints, work: Ints, most: int) -> int:
+        """The most tokens that prompts may share beside `load`, at least LEAST and at most `most`."""
+        target = self.promise / self._allowance()
+        low, high = 0, most
+        if self._seconds(load, starts, work, most) <= target:
+            low = most
+        while high - low > max(1, low // 32):  # a few tokens more or less are not worth the search
+            middle = (low + high) // 2
+            if self._seconds(load, starts, work, middle) <= target:
+                low = middle
+            else:
+                high = middle
+        if load.tokens > load.rows:  # the step has prompts already: these come late
+            return low
+        least = min(most, self.LEAST << min(20, self._starved // self.PATIENCE))
+        self._starved = self._starved + 1 if low < self.LEAST else 0
+        return max(low, least)
+
+    def _seconds(self, load: Load, starts: Ints, work: Ints, tokens: int) -> float:
+        return self.model.predict(_with(load, starts, _chunks(work, tokens, self.partial)))
+
+    def _allowance(self) -> float:
+        """The model's margin, asked for again now and then."""
+        if self._margin_for == 0:
+            self._margin = max(1.0, self.model.margin(self.SHARE))
+        self._margin_for = (self._margin_for + 1) % 64
+        return self._margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +169,31 @@ def _decodes(work: Ints, left: StepLimits) -> tuple[Ints, Longs, int]:
     tokens[decodes] = 1
     prompts = np.flatnonzero(~single)[: left.rows - len(decodes)]
     return tokens, prompts, left.tokens - len(decodes)
+
+
+def _chunks(work: Ints, left: int, partial: int) -> Ints:
+    """`left` tokens for prompts that lack `work`: the first `partial` share them, later ones get what remains."""
+    tokens = np.zeros(len(work), np.int32)
+    sharing = min(partial, len(work))
+    for position in np.argsort(work[:sharing], kind="stable"):
+        tokens[position] = min(int(work[position]), -(-left // sharing))
+        left -= int(tokens[position])
+        sharing -= 1
+    tokens[partial:] = _one_by_one(work[partial:], left)
+    return tokens
+
+
+def _with(load: Load, starts: Ints, tokens: Ints) -> Load:
+    """`load` and rows int32[n] beside it that compute `tokens` from `starts` on; 0 for those that do not take part."""
+    tokens = tokens.astype(np.float64)
+    context = (starts + tokens) * (tokens > 0)
+    read = float(context.sum())
+    return Load(
+        load.tokens + float(tokens.sum()),
+        load.attended + float(tokens @ context) - read,
+        load.rows + float(np.count_nonzero(tokens)),
+        load.kv_tokens + read,
+    )
 
 
 def _one_by_one(work: Ints, left: int) -> Ints:

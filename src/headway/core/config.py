@@ -18,6 +18,10 @@ class SchedulerConfig:
     `max_wait`, in seconds, are how long an unfull group is waited for by the static and the dynamic one); `policy`, who
     goes first; `budget`, how many tokens each gets. `backfill`: one that does not fit is passed by others that do.
     `prefix_caching`: the known beginning of a prompt is not computed again.
+
+    `wait_window`: "fixed" waits `max_wait`; "adaptive" waits less where that gains nothing. `length_clusters` puts
+    requests of like lengths into one padded group; none is passed over for that longer than `cluster_wait` seconds.
+    `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
     """
 
     batching: str = "inflight"
@@ -25,6 +29,10 @@ class SchedulerConfig:
     budget: str = "decode-first"
     static_timeout: float = 1.0
     max_wait: float = 0.05
+    wait_window: str = "fixed"
+    length_clusters: bool = False
+    cluster_wait: float = 30.0
+    tpot_slo: float = 0.05
     backfill: bool = True
     prefix_caching: bool = True
 
@@ -40,6 +48,13 @@ class SchedulerConfig:
         for name in ("max_batch_size", "max_num_batched_tokens", "max_num_partial_prefills"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("static_timeout", "max_wait", "cluster_wait"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0 seconds, got {getattr(self, name)}")
+        if not self.tpot_slo > 0:
+            raise ValueError(f"tpot_slo must be more than 0 seconds, got {self.tpot_slo}")
+        if self.budget == "latency" and not self.chunked_prefill:
+            raise ValueError("the latency budget computes prompts in chunks: choose another, or chunked_prefill")
         if self.depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {self.depth}")
         if self.max_num_batched_tokens < self.max_batch_size:

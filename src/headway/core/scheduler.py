@@ -67,6 +67,7 @@ class Scheduler:
         policy: Policy | None = None,
         budget: Budget | None = None,
         preemption: Preemption | None = None,
+        step_time: StepTimeModel | None = None,
         log: Callable[[Event], None] | None = None,
     ) -> None:
         self.config = config
@@ -79,7 +80,7 @@ class Scheduler:
         self.table = RequestTable()
         self.accounting = Accounting(self.table.capacity)
         self.counters = Counters()
-        self.step_time = StepTimeModel()
+        self.step_time = step_time or StepTimeModel()
         self.waiting = RowSet()
         self.board = Board(self.table, pool, config.seqs, max_model_len)
         self.log = log
@@ -114,6 +115,8 @@ class Scheduler:
         row = self.table.add(request, limit, self.config.depth)
         self.accounting.arrive(row, request.arrival, now)
         self.waiting.add(row)
+        self.board.look_up(row)  # so that policies see uncached work
+        self.policy.arrived(Rows(self.table, np.array([row]), now), now)
         self._more = True
         self.formation.arrived(now)
 
@@ -168,6 +171,7 @@ class Scheduler:
         """The next batch, or how long to wait. Launch it: from here on its tokens count as computed."""
         if self.log:
             self.log(("schedule", now))
+        self.table.step = self._step_id + 1
         ready = self._ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
         joining, until = self._joining(ready, limits, 0, now)
@@ -185,7 +189,9 @@ class Scheduler:
         if self.log:
             self.log(("add_late", now, batch.step_id))
         limits = StepLimits(
-            self.config.max_batch_size - len(batch.rows), self.config.max_num_batched_tokens - batch.total_tokens
+            self.config.max_batch_size - len(batch.rows),
+            self.config.max_num_batched_tokens - batch.total_tokens,
+            Load.of(batch),
         )
         joining, _ = self._joining(NOBODY, limits, len(batch.admitted), now)
         if not len(joining):
@@ -441,6 +447,7 @@ class Scheduler:
     ) -> Finished:
         """Marks a row as ended; `_settle` frees it."""
         table = self.table
+        self.policy.ended(Rows(table, np.array([row]), now), now)
         if table.phase[row] == RUNNING:
             self.board.stop_running(row, ENDED)
         elif table.phase[row] == Phase.WAITING:

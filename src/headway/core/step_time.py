@@ -113,7 +113,7 @@ class StepTimeModel:
             self._begin_fit()
 
     def _place(self, stratum: int) -> int:
-        """Where in the reservoir this step goes; past its end where it is not kept (algorithm R, with a fading past)."""
+        """Where in the reservoir this step goes; past its end where it is not kept (algorithm R, the past fading)."""
         seen = self._seen[stratum]
         if seen < PER_STRATUM:
             return seen
@@ -158,11 +158,10 @@ class StepTimeModel:
 
     def errors(self) -> dict[str, float]:
         """Mean relative error of the predictions of each stratum's latest steps, made before the step was known."""
-        errors = {name: float(np.abs(ratios - 1).mean()) for name, ratios in self._latest() if len(ratios)}
-        return errors
+        return {name: float(np.abs(ratios - 1).mean()) for name, ratios in self._latest() if len(ratios)}
 
     def margin(self, share: float) -> float:
-        """By what factor a step with prompts may exceed its prediction in `share` of all cases; 1 where none is known."""
+        """By what factor a step with prompts may exceed its prediction in `share` of cases; 1 where none is known."""
         ratios = np.concatenate([ratios for name, ratios in self._latest() if name != "decode"])
         return float(np.quantile(ratios, share)) if len(ratios) else 1.0
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from headway.core import policies
-from headway.core.budget import Budget, DecodeFirst, PrefillFirst, Unbounded, WholePrompts
+from headway.core.budget import Budget, DecodeFirst, LatencyBound, PrefillFirst, Unbounded, WholePrompts
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Continuous, Formation, InFlight, Padded
 from headway.core.kv_cache import BlockPool
 from headway.core.prefix import PrefixIndex
 from headway.core.scheduler import Scheduler
+from headway.core.step_time import StepTimeModel
 from headway.core.window import WaitWindow
 
 T = TypeVar("T")
@@ -22,11 +23,12 @@ FORMATIONS: dict[str, Callable[[SchedulerConfig], Formation]] = {
     "continuous": lambda config: Continuous(),
     "inflight": lambda config: InFlight(),
 }
-BUDGETS: dict[str, Callable[[SchedulerConfig], Budget]] = {
-    "decode-first": lambda config: (
+BUDGETS: dict[str, Callable[[SchedulerConfig, StepTimeModel], Budget]] = {
+    "decode-first": lambda config, model: (
         DecodeFirst(config.max_num_partial_prefills) if config.chunked_prefill else WholePrompts()
     ),
-    "prefill-first": lambda config: PrefillFirst(),
+    "prefill-first": lambda config, model: PrefillFirst(),
+    "latency": lambda config, model: LatencyBound(model, config.tpot_slo, config.max_num_partial_prefills),
 }
 
 
@@ -35,9 +37,9 @@ def formation(config: SchedulerConfig) -> Formation:
     return _known("batching", FORMATIONS, config.batching)(config)
 
 
-def budget(config: SchedulerConfig) -> Budget:
+def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
     """A padded group is computed as one rectangle, so no budget cuts it. Raises ValueError for an unknown name."""
-    made = _known("budget", BUDGETS, config.budget)(config)
+    made = _known("budget", BUDGETS, config.budget)(config, model)
     return Unbounded() if formation(config).lingers else made
 
 
@@ -52,13 +54,15 @@ def make_scheduler(
         ValueError: one of the names is unknown; the message lists those there are.
     """
     prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
+    model = StepTimeModel()
     return Scheduler(
         config,
         BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes),
         max_model_len,
         formation=formation(config),
         policy=policies.make(config.policy),
-        budget=budget(config),
+        budget=budget(config, model),
+        step_time=model,
     )
 
 
