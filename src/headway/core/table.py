@@ -97,6 +97,8 @@ class RequestTable:
         self._row_of: dict[int, int] = {}
         self._seq = 0
         self._codes: dict[str, int] = {"": 0}
+        self.step = 0
+        """Number of the step that is being put together."""
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -171,7 +173,8 @@ class Rows:
     """Some rows of the table, read by column: `rows.arrival` is float64[n]. What policies and their like are given.
 
     Derived columns: `work`, tokens still to compute before the next token is sampled, what the prefix index is known to
-    hold not counted; `waited`, seconds since arrival.
+    hold not counted; `waited`, seconds since arrival. `requests`: the cold facts. `step`: the number of the step that is
+    being put together.
     """
 
     __slots__ = ("_table", "index", "now")
@@ -192,6 +195,14 @@ class Rows:
         table, index = self._table, self.index
         result: Ints = table.target[index] - np.maximum(table.computed[index], table.cached[index])
         return result
+
+    @property
+    def requests(self) -> list[Request]:
+        return [self._table.request(row) for row in self.index.tolist()]
+
+    @property
+    def step(self) -> int:
+        return self._table.step
 
     @property
     def waited(self) -> Floats:

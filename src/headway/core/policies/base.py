@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABCMeta, abstractmethod
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from headway.core.batch import Ints
 from headway.core.table import Floats, Rows
 
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
-class Policy(Protocol):
-    """`score(queue, now)` float64[n], lowest first; ties go by order of arrival. A policy touches nothing else.
 
-    `bounded`: the work of later arrivals served ahead of a request is at most some number of tokens.
-    `served(rows, tokens, now)` tells it what a step granted (tokens int32[n]).
+class Policy(metaclass=ABCMeta):
+    """`score` says who goes first; the other methods only tell what happens, for those that keep an account.
+
+    `bounded`: the work of later arrivals served ahead of a request is at most some number of tokens. A policy touches
+    neither the table nor blocks nor queues. The first line of its docstring is what the command line shows.
     """
 
-    bounded: bool
+    bounded = False
 
-    def score(self, queue: Rows, now: float) -> Floats: ...
+    @abstractmethod
+    def score(self, queue: Rows, now: float) -> Floats:
+        """Finite float64[n], lowest first; ties go by order of arrival. `queue` may be rows waiting or on board."""
 
-    def served(self, rows: Rows, tokens: Ints, now: float) -> None: ...
+    def arrived(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
+        """Requests have joined the queue for the first time. Rows are reused: what was noted of them is void."""
+
+    def served(self, rows: Rows, tokens: Ints, now: float) -> None:  # noqa: B027 - keeping an account is optional
+        """A step computes `tokens` int32[n] for each of rows."""
+
+    def ended(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
+        """Requests have finished or were aborted."""
+
+
+def reaching(array: Array, index: int) -> Array:
+    """The array, grown with zeros by doubling until it has this index: for what a policy notes of rows or tenants."""
+    if index < len(array):
+        return array
+    grown = np.zeros(max(2 * len(array), index + 1), array.dtype)
+    grown[: len(array)] = array
+    return cast(Array, grown)

@@ -1,0 +1,49 @@
+"""By deadline: the earliest, or the one that has the least time to spare."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.core.policies.base import Policy
+from headway.core.step_time import Load, StepTimeModel
+from headway.core.table import Floats, Rows
+
+NEVER = 1e12
+"""Seconds: those without a deadline go behind all who have one, by arrival."""
+
+
+def _deadline(queue: Rows) -> Floats:
+    deadline = queue.deadline
+    result: Floats = np.where(np.isinf(deadline), NEVER + queue.arrival, deadline)
+    return result
+
+
+class Edf(Policy):
+    """Earliest deadline first. Not bounded: one without a deadline waits as long as others have one."""
+
+    def score(self, queue: Rows, now: float) -> Floats:
+        return _deadline(queue)
+
+
+class LeastLaxity(Policy):
+    """Least laxity first: deadline - now - predicted service. Not bounded: one without a deadline waits for all others.
+
+    Service is remaining prefill and predicted decode at the seconds per token that the engine's own `step_time` model
+    says of a typical step, or at `rates` (prefill, decode) until it is fitted.
+    """
+
+    PREFILL = Load(tokens=512, attended=512 * 512, rows=1, kv_tokens=512)
+    DECODE = Load(tokens=32, attended=32 * 512, rows=32, kv_tokens=32 * 512)
+
+    def __init__(self, step_time: StepTimeModel | None = None, rates: tuple[float, float] = (1e-3, 3e-2)) -> None:
+        self._step_time = step_time
+        self._rates = rates
+
+    def score(self, queue: Rows, now: float) -> Floats:
+        prefill, decode = self._rates
+        if self._step_time is not None and self._step_time.fitted:
+            prefill = self._step_time.predict(self.PREFILL) / self.PREFILL.tokens
+            decode = self._step_time.predict(self.DECODE)
+        remaining = np.maximum(queue.predicted - (queue.length - queue.prompt_len), 1)
+        result: Floats = _deadline(queue) - now - prefill * queue.work - decode * remaining
+        return result

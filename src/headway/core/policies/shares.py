@@ -1,0 +1,53 @@
+"""Shares: virtual counters of the service that groups of requests have had."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.core.batch import Ints, Longs
+from headway.core.policies.base import reaching
+from headway.core.table import Floats
+
+
+class Shares:
+    """A counter per group of the tokens served to it, divided by its weight (VTC, Sheng et al. 2024).
+
+    A row's `score` adds to its group's counter the cost of what the group has ahead of it, so that one sort interleaves
+    the groups. A group that comes back is lifted to the lowest counter of the active ones: idling earns no credit.
+    Groups are small numbers, rows the table's.
+    """
+
+    def __init__(self) -> None:
+        self.counter = np.zeros(16)
+        self._weight, self._live, self._tail = np.ones(16), np.zeros(16), np.zeros(16)
+        self._ahead = np.zeros(256)
+        self._last_idle = 0.0
+
+    def arrived(self, row: int, group: int, weight: float, cost: float) -> None:
+        for name in ("counter", "_weight", "_live", "_tail"):
+            setattr(self, name, reaching(getattr(self, name), group))
+        self._ahead = reaching(self._ahead, row)
+        self._weight[group] = weight
+        if not self._live[group]:
+            active = self.counter[self._live > 0]
+            floor = active.min() if len(active) else self._last_idle
+            self.counter[group] = max(self.counter[group], floor)
+        self._live[group] += 1
+        self._ahead[row] = self._tail[group]
+        self._tail[group] += cost / weight
+
+    def served(self, groups: Ints, tokens: Ints) -> None:
+        self.counter += np.bincount(groups, tokens, len(self.counter)) / np.maximum(self._weight, 1e-9)
+
+    def ended(self, group: int) -> None:
+        self._live[group] -= 1
+        if not self._live.any():
+            self._last_idle = self.counter[group]
+
+    def score(self, rows: Longs, groups: Ints) -> Floats:
+        """float64[n]; within a group in order of arrival."""
+        ahead = self._ahead[rows]
+        head = np.full(len(self.counter), np.inf)
+        np.minimum.at(head, groups, ahead)
+        result: Floats = (self.counter - head)[groups] + ahead
+        return result
