@@ -60,7 +60,7 @@ def make_scheduler(
         BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes),
         max_model_len,
         formation=formation(config),
-        policy=policies.make(config.policy),
+        policy=policies.make(config.policy, model),
         budget=budget(config, model),
         step_time=model,
     )

@@ -173,8 +173,8 @@ class Rows:
     """Some rows of the table, read by column: `rows.arrival` is float64[n]. What policies and their like are given.
 
     Derived columns: `work`, tokens still to compute before the next token is sampled, what the prefix index is known to
-    hold not counted; `waited`, seconds since arrival. `requests`: the cold facts. `step`: the number of the step that is
-    being put together.
+    hold not counted; `waited`, seconds since arrival. `requests`: the cold facts. `step`: the number of the step that
+    is being put together.
     """
 
     __slots__ = ("_table", "index", "now")
