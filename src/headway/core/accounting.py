@@ -90,6 +90,7 @@ class Accounting:
 
     def _join_queue(self, row: int, now: float) -> None:
         self._times[row] -= self._reading(now)
+        self.state[row] = State.WAIT_STEP  # not what the row's last owner did
         self._queued[row] = True
 
     def enter(self, rows: Longs, state: int | npt.NDArray[np.int8], now: float) -> None:
