@@ -111,7 +111,9 @@ def fastest_dtype() -> str:
 async def compare(args: Namespace, path: Path, work: list[Work], dtype: str) -> tuple[dict[str, list[float]], float]:
     """Wanted tokens per second of each arm, run by run, and the most cores that others used meanwhile."""
     theirs = Transformers(path, dtype)
-    config = EngineConfig(model=args.model, dtype=dtype, scheduler=SchedulerConfig(max_batch_size=CONCURRENCY))
+    # No prefix caching: the requests come more than once, and transformers computes every prompt.
+    limits = SchedulerConfig(max_batch_size=CONCURRENCY, prefix_caching=False)
+    config = EngineConfig(model=args.model, dtype=dtype, scheduler=limits)
     wanted = sum(one.output_len for one in work)
     rates: dict[str, list[float]] = {"transformers": [], "once": [], "running": []}
     others = 0.0

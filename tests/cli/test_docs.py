@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headway.cli.main import COMMANDS
+from headway.core import policies
 from headway.core.request import Request, SamplingParams
 from headway.core.table import RequestTable, Rows
 
@@ -68,16 +69,16 @@ def test_files_in_the_architecture_exist():
             assert (ROOT / "src/headway" / folder / file).exists(), file
 
 
-def test_the_policy_in_contributing_works():
+def test_the_policy_in_contributing_works(tmp_path: Path):
     (source,) = re.findall(r"```python\n(.*?)```", text("CONTRIBUTING.md"), re.DOTALL)
-    scope: dict = {}
-    exec(source, scope)  # the document is ours
+    (tmp_path / "lifo.py").write_text(source, encoding="utf-8")
     table = RequestTable()
-    rows = []
-    for handle, max_tokens in enumerate([30, 10, 20]):
-        request = Request(str(handle), handle, [1, 2], SamplingParams(max_tokens=max_tokens), arrival=0.0)
-        rows.append(table.add(request, 2 + max_tokens, 2))
-    policy = scope["ShortestFirst"]()
-    score = policy.score(Rows(table, np.array(rows, np.int32), 0.0), 0.0)
-    assert score.dtype == np.float64
-    assert list(np.argsort(score)) == [1, 2, 0]
+    rows = [
+        table.add(Request(str(handle), handle, [1, 2], SamplingParams(max_tokens=5), arrival=arrival), 7, 2)
+        for handle, arrival in enumerate([3.0, 1.0, 2.0])
+    ]
+    for name in (f"{tmp_path}/lifo.py:Lifo", f"aged:{tmp_path}/lifo.py:Lifo"):
+        policy = policies.make(name)
+        view = Rows(table, np.array(rows), 4.0)
+        policy.arrived(view, 4.0)
+        assert list(np.argsort(policy.score(view, 4.0))) == [0, 2, 1]

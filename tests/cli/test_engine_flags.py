@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,8 @@ def test_every_flag_arrives():
     flags = (
         "--dtype float32 --device cpu --threads 3 --max-model-len 99 --kv-cache-memory 1G --gpu-memory-utilization 0.5 "
         "--block-size 32 --max-batch-size 8 --max-num-batched-tokens 128 --max-num-seqs 24 --burst-size 2 "
-        "--max-num-partial-prefills 3 --depth 1 --no-chunked-prefill"
+        "--max-num-partial-prefills 3 --depth 1 --no-chunked-prefill --batching static --static-timeout 2 "
+        "--max-wait-ms 20 --policy aged:sjf --budget prefill-first --tpot-slo-ms 30 --no-backfill --no-prefix-caching"
     )
     assert config(*flags.split()) == EngineConfig(
         dtype="float32",
@@ -44,6 +46,14 @@ def test_every_flag_arrives():
             max_num_partial_prefills=3,
             depth=1,
             chunked_prefill=False,
+            batching="static",
+            static_timeout=2.0,
+            max_wait=0.02,
+            policy="aged:sjf",
+            budget="prefill-first",
+            tpot_slo=0.03,
+            backfill=False,
+            prefix_caching=False,
         ),
     )
 
@@ -60,3 +70,15 @@ def test_limits_that_are_not_given_follow_those_that_are():
 def test_limits_that_contradict_each_other_are_refused():
     with pytest.raises(UsageError, match="max_num_batched_tokens"):
         config("--max-batch-size", "64", "--max-num-batched-tokens", "32")
+
+
+@pytest.mark.parametrize("name", ["shortest-jb", "aged:", "no_such_file.py:Mine"])
+def test_a_policy_that_is_not_there_is_refused(name: str):
+    with pytest.raises(UsageError, match="policy"):
+        config("--policy", name)
+
+
+def test_a_policy_may_come_from_a_file(tmp_path: Path):
+    source = "from headway.core.policies import Fcfs\n\n\nclass Mine(Fcfs):\n    pass\n"
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    assert config("--policy", f"{tmp_path}/mine.py:Mine").scheduler.policy == f"{tmp_path}/mine.py:Mine"

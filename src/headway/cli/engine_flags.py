@@ -7,12 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from headway.cli.errors import UsageError
-from headway.cli.values import memory_size, positive, share
+from headway.cli.values import memory_size, milliseconds, nonnegative, positive, share
+from headway.core import policies
 from headway.core.config import SchedulerConfig
+from headway.core.policies import POLICIES
+from headway.core.strategies import BUDGETS, FORMATIONS
 from headway.engine.config import EngineConfig
 
 _DEFAULTS = {field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)}
-
 
 MODEL_HELP = "a folder in Hugging Face layout, a .gguf file, or smollm2, the embedded model (the default)"
 
@@ -28,26 +30,41 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(group, "--gpu-memory-utilization", "share of a GPU's memory to use", type=share, metavar="SHARE")
     _add(group, "--block-size", "tokens in a KV block", type=positive, metavar="TOKENS")
 
-    group = parser.add_argument_group("batching")
+    group = parser.add_argument_group("strategies")
+    _add(group, "--batching", "when requests join a batch", choices=list(FORMATIONS))
+    _add(group, "--static-timeout", "how long static waits for a full group", type=nonnegative, metavar="S")
+    _add(group, "--max-wait-ms", "... and dynamic (default 50)", type=milliseconds, dest="max_wait", metavar="MS")
+    names = f"{', '.join(POLICIES)}; aged:NAME; or one of your own, file.py:Class"
+    _add(group, "--policy", f"who goes first: {names}", metavar="NAME")
+    _add(group, "--budget", "how a step's tokens are shared out", choices=list(BUDGETS))
+    _add(
+        group,
+        "--tpot-slo-ms",
+        "per token, kept by the latency budget (default 50)",
+        type=milliseconds,
+        dest="tpot_slo",
+        metavar="MS",
+    )
+    _switch(group, "--no-chunked-prefill", "chunked_prefill", "compute each prompt whole, not in chunks")
+    _switch(group, "--no-backfill", "backfill", "pass nobody by who does not fit yet")
+    _switch(group, "--no-prefix-caching", "prefix_caching", "compute known beginnings of prompts again")
+
+    group = parser.add_argument_group("limits")
     _add(group, "--max-batch-size", "rows computed in one step", type=positive, metavar="N")
     _add(group, "--max-num-batched-tokens", "tokens computed in one step", type=positive, metavar="N")
     _add(group, "--max-num-seqs", "requests holding KV (default: two a row)", type=positive, metavar="N")
     _add(group, "--burst-size", "requests admitted in one step (default: any)", type=positive, metavar="N")
     _add(group, "--max-num-partial-prefills", "prompts in chunks at a time", type=positive, metavar="N")
     _add(group, "--depth", "steps launched before the first is collected", type=int, choices=[1, 2])
-    _add(
-        group,
-        "--no-chunked-prefill",
-        "compute each prompt whole, not in chunks",
-        dest="chunked_prefill",
-        action="store_const",
-        const=False,
-    )
 
 
 def _add(group: argparse._ArgumentGroup, flag: str, text: str, **how: Any) -> None:
     default = _DEFAULTS.get(flag.removeprefix("--").replace("-", "_"))
     group.add_argument(flag, help=text if default is None else f"{text} (default {default})", **how)
+
+
+def _switch(group: argparse._ArgumentGroup, flag: str, dest: str, text: str) -> None:
+    group.add_argument(flag, help=text, dest=dest, action="store_const", const=False)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -66,6 +83,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         budget = max(_DEFAULTS["max_num_batched_tokens"], limits["max_batch_size"])
         limits.setdefault("max_num_batched_tokens", budget)
     try:
+        if args.policy is not None:
+            policies.make(args.policy)
         return EngineConfig(**_given(args, EngineConfig), scheduler=SchedulerConfig(**limits))
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -50,6 +50,11 @@ def nonnegative(text: str) -> float:
     return _checked(float, text, lambda value: 0 <= value < math.inf, "a number of at least 0")
 
 
+def milliseconds(text: str) -> float:
+    """A finite number of milliseconds, at least zero, in seconds."""
+    return nonnegative(text) / 1000
+
+
 def memory_size(text: str) -> int:
     """Bytes from "4G" (10^9 each), "4GiB" (2^30 each), "512M" or plain digits."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
