@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -34,10 +35,18 @@ def mixed_params() -> list[SamplingParams]:
     return [SamplingParams(seed=s, max_tokens=None, **kind) for s, kind in enumerate(kinds * 2)]
 
 
-def random_logits(rows: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
+def random_logits(rows: int, seed: int = 0, spread: float = 3.0, vocab_size: int = VOCAB) -> torch.Tensor:
     """In steps of 1/8, as bfloat16 would give: full of ties."""
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(rows, VOCAB, generator=generator) * spread * 8).round() / 8
+    return (torch.randn(rows, vocab_size, generator=generator) * spread * 8).round() / 8
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -45,8 +54,10 @@ def sequences() -> torch.Tensor:
     return torch.randint(0, VOCAB, (22, LENGTH), generator=torch.Generator().manual_seed(1))
 
 
-def make_sampler(params: list[SamplingParams], *, prompt_len: int = 10, stop: tuple[int, ...] = (2,)) -> Sampler:
-    sampler = Sampler(len(params), VOCAB)
+def make_sampler(
+    params: list[SamplingParams], *, prompt_len: int = 10, stop: tuple[int, ...] = (2,), vocab_size: int = VOCAB
+) -> Sampler:
+    sampler = Sampler(len(params), vocab_size)
     for slot, each in enumerate(params):
         sampler.admit(slot, each, choice=slot % 3, prompt_len=prompt_len, stop_token_ids=stop)
     return sampler
@@ -58,9 +69,12 @@ def sample_one(params: SamplingParams, logits: torch.Tensor, tokens: torch.Tenso
     return sampler.sample(logits[None].clone(), np.array([0]), np.array([len(tokens)]), tokens[None])
 
 
+@pytest.mark.usefixtures("threads")
 def test_a_row_is_the_same_alone_and_in_any_company(sequences: torch.Tensor):
-    params = mixed_params()
-    sampler, logits = make_sampler(params), random_logits(len(params))
+    """With a vocabulary so large that threads share even a single row."""
+    params, vocab_size = mixed_params(), 70_001
+    sampler = make_sampler(params, vocab_size=vocab_size)
+    logits = random_logits(len(params), vocab_size=vocab_size)
     slots, positions = np.arange(len(params)), np.arange(len(params)) + 12
     together = sampler.sample(logits.clone(), slots, positions, sequences)
     logprobs = together.list_logprobs()

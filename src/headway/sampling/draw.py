@@ -12,14 +12,13 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+
+from headway.sampling.sums import CHUNK, chunk_sums, chunks, totals
 
 CANDIDATES = 256
 """How many of a row's best tokens are sorted at first ..."""
 WIDEN = 16
 """... and how many times as many, until they are enough."""
-CHUNK = 256
-"""Tokens whose weights are summed at a time, so that only the chunk in which the draw falls is walked through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def _floors(weights: Tensor, shape: Shape, candidates: int) -> Tensor:
     kth = best.gather(1, (shape.top_k.clamp(max=candidates) - 1)[:, None])
     floor = torch.where(shape.top_k < weights.shape[1], kth[:, 0], 0.0).maximum(shape.min_p)
     passing = weights.masked_fill(weights < floor[:, None], 0.0)
-    wanted = shape.top_p * _chunk_sums(passing).cumsum(dim=-1)[:, -1]
+    wanted = shape.top_p * totals(passing)
     reached = best.masked_fill(best < floor[:, None], 0.0).double().cumsum(dim=-1)
     nucleus = torch.searchsorted(reached, wanted[:, None])
     last = best.gather(1, nucleus.clamp(max=candidates - 1))[:, 0]
@@ -83,25 +82,16 @@ def _floors(weights: Tensor, shape: Shape, candidates: int) -> Tensor:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    sums = _chunk_sums(weights)
+    """The chunk of tokens in which each draw falls by the chunks' sums, then the token by walking through that one."""
+    sums = chunk_sums(weights)
     reached = sums.cumsum(dim=-1)
     target = (uniforms * reached[:, -1])[:, None]
     chunk = torch.searchsorted(reached, target, right=True).minimum(_last_positive(sums))
     target = target - (reached - sums).gather(1, chunk)
     rows = torch.arange(len(weights), device=weights.device)
-    inside = _chunks(weights)[rows, chunk[:, 0]].double()
+    inside = chunks(weights)[rows, chunk[:, 0]].double()
     token = torch.searchsorted(inside.cumsum(dim=-1), target, right=True).minimum(_last_positive(inside))
     return (chunk * CHUNK + token)[:, 0]
-
-
-def _chunks(weights: Tensor) -> Tensor:
-    """[n, chunks, CHUNK], filled up with zeros."""
-    missing = -weights.shape[1] % CHUNK
-    return (functional.pad(weights, (0, missing)) if missing else weights).view(len(weights), -1, CHUNK)
-
-
-def _chunk_sums(weights: Tensor) -> Tensor:
-    return _chunks(weights).sum(dim=-1, dtype=torch.float64)
 
 
 def _last_positive(values: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from headway.core.batch import Logprobs
+from headway.sampling.sums import totals
 
 MAX_TOP = 20
 """As many of the best as a request may ask for. Always looked up, so that ties fall the same way in any batch."""
@@ -39,8 +40,8 @@ class LogprobTensors:
 
 def logprobs_of(logits: Tensor, token_ids: Tensor) -> LogprobTensors:
     """Of raw float32 logits [n, V] and sampled token_ids int64 [n]. Rank 1 is the best; equals share their rank."""
-    total = logits.logsumexp(dim=-1, keepdim=True)
-    chosen = logits.gather(1, token_ids[:, None])
     best, ids = logits.topk(min(MAX_TOP, logits.shape[1]), dim=-1)
+    total = best[:, :1] + totals((logits - best[:, :1]).exp_()).log()[:, None].float()
+    chosen = logits.gather(1, token_ids[:, None])
     rank = (logits > chosen).sum(dim=-1) + 1
     return LogprobTensors((chosen - total)[:, 0], rank, ids, best - total)
