@@ -1,0 +1,227 @@
+"""Drives an EngineLoop over traffic, on whatever clock the loop has: the one way in which strategies are measured.
+
+Requests that fall due while a step runs are taken in at its end, as the live engine does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headway.core.batch import Finished, StepEvents
+from headway.core.request import FinishReason, Request, SamplingParams
+from headway.core.table import Floats
+from headway.engine.loop import EngineLoop, LoopStats
+from headway.lab.traffic import Arrival
+
+EOS = -2
+"""What ends a request by itself: no real token, so that only an executor that invents tokens can end one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request's history; times in seconds after the start of the run (first_token is nan where there was none)."""
+
+    request: Arrival
+    arrival: float
+    first_token: float
+    finished: float
+    output_len: int
+    cached_len: int
+    preemptions: int
+    reason: FinishReason
+    state_times: dict[str, float]
+
+    @property
+    def ttft(self) -> float:
+        return self.first_token - self.arrival
+
+    @property
+    def e2e(self) -> float:
+        return self.finished - self.arrival
+
+    @property
+    def e2e_per_token(self) -> float:
+        return self.e2e / self.output_len
+
+    @property
+    def tpot(self) -> float:
+        """Mean seconds per output token after the first; nan where there is but one."""
+        return (self.finished - self.first_token) / (self.output_len - 1) if self.output_len > 1 else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run over traffic brought: every request in the traffic's order, the loop's totals, and each gap between
+    two tokens of a request (`itl` float64[k] seconds, `itl_of` int64[k], whose it is)."""
+
+    served: list[Served]
+    stats: LoopStats
+    duration: float
+    itl: Floats
+    itl_of: np.ndarray
+
+    def of_class(self, name: str) -> Run:
+        """The same run, with the requests and gaps of one class only; the totals stay those of all."""
+        members = np.array([one.request.request_class == name for one in self.served], np.bool_)
+        keep = members[self.itl_of]
+        served = [one for one in self.served if one.request.request_class == name]
+        return Run(served, self.stats, self.duration, self.itl[keep], self.itl_of[keep])
+
+    def values(self, name: str) -> Floats:
+        """float64[n]: a latency of every request (ttft, e2e, tpot, e2e_per_token), or every gap (itl), in seconds."""
+        if name == "itl":
+            return self.itl
+        values = np.array([getattr(one, name) for one in self.served], np.float64)
+        return values[~np.isnan(values)]
+
+    def percentile(self, name: str, percent: float) -> float:
+        """In seconds; nan where there are none."""
+        values = self.values(name)
+        return float(np.percentile(values, percent)) if len(values) else math.nan
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(one.output_len for one in self.served)
+
+    @property
+    def output_throughput(self) -> float:
+        """Output tokens per second, from the start to the last end."""
+        return self.output_tokens / self.duration if self.duration else 0.0
+
+    @property
+    def padding_waste(self) -> float:
+        """The share of computed tokens that nobody wanted: padding, and what was computed again."""
+        useful = self.stats.num_batched_tokens - self.stats.num_recomputed_tokens
+        computed = self.stats.num_batched_tokens + self.stats.num_pad_tokens
+        return 1.0 - useful / computed if computed else 0.0
+
+    @property
+    def busy(self) -> float:
+        """The share of the run in which the device computed."""
+        return self.stats.device_time / self.duration if self.duration else 0.0
+
+    @property
+    def utilisation(self) -> float:
+        """The share of the run in which the device computed something wanted."""
+        return self.busy * (1.0 - self.padding_waste)
+
+
+@dataclass(slots=True)
+class Driver:
+    """Runs `loop` over `traffic`; `rest(until)` lets the loop's clock pass to `until` or beyond.
+
+    `users` None: requests come when they are due. Otherwise a closed loop: so many at first, and the next whenever one
+    has ended. `watch` is called after each step with how many have ended.
+    """
+
+    loop: EngineLoop
+    traffic: Sequence[Arrival]
+    rest: Callable[[float], None]
+    users: int | None = None
+    watch: Callable[[int], None] = lambda ended: None
+    _start: float = 0.0
+    _arrived: list[float] = field(default_factory=list)
+    _finished: dict[int, Finished] = field(default_factory=dict)
+    _last: Floats = field(default_factory=lambda: np.zeros(0))
+    _gaps: list[tuple[Floats, np.ndarray]] = field(default_factory=list)
+
+    def run(self) -> Run:
+        """Serves all of the traffic to its end.
+
+        Raises:
+            RequestError: a request that could never be served.
+            RuntimeError: requests wait and nothing will ever happen.
+        """
+        loop, clock = self.loop, self.loop.clock
+        self._start = clock()
+        self._last = np.full(len(self.traffic), np.nan)
+        pending = deque(sorted(range(len(self.traffic)), key=lambda index: self.traffic[index].at))
+        said = False
+        while pending or not loop.idle:
+            while pending and self._due(pending[0]) <= clock():
+                self._add(pending.popleft())
+            if not pending and not said:
+                loop.no_more()
+                said = True
+            events = loop.step()
+            if events is not None:
+                self._note(events)
+                continue
+            until = min(loop.wait_until, self._due(pending[0]) if pending else math.inf)
+            if until < math.inf:
+                self.rest(until)
+            elif not loop.idle:
+                raise RuntimeError("requests wait and nothing will ever happen: this is a defect in headway")
+        return self._result()
+
+    def _due(self, index: int) -> float:
+        """When the request comes, on the loop's clock."""
+        if self.users is None:
+            return self._start + self.traffic[index].at
+        return -math.inf if len(self._arrived) - len(self._finished) < self.users else math.inf
+
+    def _add(self, index: int) -> None:
+        plan = self.traffic[index]
+        prompt = _stand_in(index, plan.prompt) if isinstance(plan.prompt, int) else plan.prompt
+        arrival = self._due(index) if self.users is None else self.loop.clock()
+        self._arrived.append(arrival)
+        exactly = plan.max_tokens is None
+        self.loop.add(
+            Request(
+                id=f"r{index}",
+                handle=index,
+                prompt_token_ids=prompt,
+                params=SamplingParams(
+                    max_tokens=plan.output_len if exactly else plan.max_tokens, temperature=0.0, ignore_eos=exactly
+                ),
+                arrival=arrival,
+                stop_token_ids=() if exactly else (EOS,),
+                priority=plan.priority,
+                slo=plan.slo,
+                tenant=plan.tenant,
+                request_class=plan.request_class,
+            )
+        )
+
+    def _note(self, events: StepEvents) -> None:
+        handles = events.handles
+        if len(handles):
+            gaps = events.now - self._last[handles]
+            known = ~np.isnan(gaps)
+            self._gaps.append((gaps[known], handles[known]))
+            self._last[handles] = events.now
+        for finished in events.finished:
+            self._finished[finished.handle] = finished
+        self.watch(len(self._finished))
+
+    def _result(self) -> Run:
+        served = [self._served(index) for index in range(len(self.traffic))]
+        gaps = [np.concatenate(part) for part in zip(*self._gaps, strict=True)] or [np.zeros(0), np.zeros(0, np.int64)]
+        duration = max((one.finished for one in served), default=0.0)
+        return Run(served, self.loop.stats(), duration, gaps[0], gaps[1])
+
+    def _served(self, index: int) -> Served:
+        end = self._finished[index]
+        return Served(
+            request=self.traffic[index],
+            arrival=end.arrival - self._start,
+            first_token=end.first_token - self._start,
+            finished=end.finished - self._start,
+            output_len=end.output_len,
+            cached_len=end.cached_len,
+            preemptions=end.preemptions,
+            reason=end.reason,
+            state_times=end.state_times,
+        )
+
+
+def _stand_in(index: int, length: int) -> np.ndarray:
+    """int32[length], a prompt that shares no beginning with another's."""
+    ids = np.arange(length, dtype=np.int32)
+    ids[0] = index
+    return ids

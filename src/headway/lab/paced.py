@@ -1,0 +1,105 @@
+"""Paced runs: the real scheduler and the real loop on a virtual clock, with step times measured from a real model.
+
+Nothing is computed, so thousands of requests take seconds; what is decided, and when, is what a live engine whose
+steps take these times would decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headway.core import strategies
+from headway.core.batch import Admission, Batch
+from headway.core.config import SchedulerConfig
+from headway.core.scheduler import Scheduler
+from headway.core.step_time import Load, StepTimeModel
+from headway.engine.loop import EngineLoop
+from headway.executors.base import Capacity
+from headway.executors.simulated import SimulatedExecutor, VirtualClock
+from headway.lab.drive import EOS, Driver, Run
+from headway.lab.traffic import Arrival
+
+BuildScheduler = Callable[[SchedulerConfig, int, int, int], Scheduler]
+"""(config, num_blocks, block_size, max_model_len): as `strategies.make_scheduler`, or one with a part of one's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds that a batch takes, by the features of `core/step_time.py`.
+
+    base + per_token * tokens + per_attended * sum of chunk x context + per_row * rows + per_kv_token * KV tokens read
+    + per_token_over * tokens beyond `saturation`.
+    """
+
+    base: float
+    per_token: float = 0.0
+    per_attended: float = 0.0
+    per_row: float = 0.0
+    per_kv_token: float = 0.0
+    per_token_over: float = 0.0
+    saturation: int = 1
+
+    @classmethod
+    def of(cls, model: StepTimeModel) -> StepTimes:
+        """What a live engine's model has learnt."""
+        return cls(*model.coefficients.tolist(), saturation=model.saturation)
+
+    def __call__(self, batch: Batch) -> float:
+        load = Load.of(batch)
+        return (
+            self.base
+            + self.per_token * load.tokens
+            + self.per_attended * load.attended
+            + self.per_row * load.rows
+            + self.per_kv_token * load.kv_tokens
+            + self.per_token_over * max(0.0, load.tokens - self.saturation)
+        )
+
+
+SMOLLM2 = StepTimes(base=20e-3, per_token=1.5e-3, per_attended=5e-8, per_row=0.2e-3, per_kv_token=2e-6)
+
+AMPLE = Capacity(num_blocks=20_000, block_size=16, max_num_seqs=0, max_model_len=8192)
+"""KV for 320,000 tokens: blocks are no limit. Sequences are as many as the configuration says."""
+
+
+def run(
+    config: SchedulerConfig,
+    traffic: Sequence[Arrival],
+    *,
+    step_times: Callable[[Batch], float] = SMOLLM2,
+    capacity: Capacity = AMPLE,
+    users: int | None = None,
+    build: BuildScheduler = strategies.make_scheduler,
+) -> Run:
+    """Serves the traffic to its end, as an open loop, or with `users` as a closed one (see `Driver`).
+
+    Raises:
+        RequestError: a request that `capacity` can never hold.
+    """
+    clock = VirtualClock()
+    scheduler = build(config, capacity.num_blocks, capacity.block_size, capacity.max_model_len)
+
+    def natural(new: Admission) -> int:
+        return traffic[new.handle].output_len
+
+    holds = Capacity(capacity.num_blocks, capacity.block_size, config.seqs, capacity.max_model_len)
+    executor = SimulatedExecutor(holds, step_times, clock, output_len=natural, eos=EOS)
+    return Driver(EngineLoop(scheduler, executor, clock), traffic, clock.advance_to, users=users).run()
+
+
+def request_rate(
+    config: SchedulerConfig,
+    requests: Sequence[Arrival],
+    *,
+    step_times: Callable[[Batch], float] = SMOLLM2,
+    capacity: Capacity = AMPLE,
+) -> float:
+    """Capacity C: requests per second finished in a closed loop with the rows full.
+
+    Taken from the tenth to the ninetieth per cent of the ends, so that neither filling nor draining counts.
+    """
+    done = run(config, requests, step_times=step_times, capacity=capacity, users=config.seqs)
+    ends = sorted(one.finished for one in done.served)
+    first, last = len(ends) // 10, len(ends) * 9 // 10
+    return (last - first) / (ends[last] - ends[first])
