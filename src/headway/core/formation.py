@@ -20,8 +20,11 @@ class Formation:
 
     lingers = False
 
-    def arrived(self, now: float) -> None:
-        """A request has come."""
+    def arrived(self, at: float) -> None:
+        """A request came at this time."""
+
+    def emptied(self, now: float) -> None:
+        """The last row that lingered has left."""
 
     def may_join(self, queue: Rows, board: Rows, more: bool, now: float) -> int | Wait:
         """How many of the queue may join those on board now, or until when the doors stay shut.
@@ -71,17 +74,23 @@ class Padded(Formation):
             raise ValueError(f"a group needs at least one request, got size {size}")
         self.size = size
         self.window = window
+        self._left = math.nan
 
-    def arrived(self, now: float) -> None:
-        self.window.arrived(now)
+    def arrived(self, at: float) -> None:
+        self.window.arrived(at)
+
+    def emptied(self, now: float) -> None:
+        self.window.ran(now - self._left)
 
     def may_join(self, queue: Rows, board: Rows, more: bool, now: float) -> int | Wait:
         if len(board):
             return Wait(math.inf, "the group on board has not ended")
-        if len(queue) >= self.size or not more:
-            return min(self.size, len(queue))
-        closes = self.window.closes(queue, self.size, now)
-        return len(queue) if closes <= now else Wait(closes, "the group is not full and its window is open")
+        if len(queue) < self.size and more:
+            closes = self.window.closes(queue, self.size, now)
+            if closes > now:
+                return Wait(closes, "the group is not full and its window is open")
+        self._left = now
+        return min(self.size, len(queue))
 
     def claims(self, joining: Rows, block_size: int) -> tuple[Ints, Ints]:
         prompt: Ints = np.maximum.accumulate(joining.prompt_len)
@@ -93,8 +102,3 @@ class Padded(Formation):
     def pad(self, tokens: Ints) -> Ints:
         padding: Ints = tokens.max() - tokens
         return padding
-
-
-def static(size: int, timeout: float) -> Padded:
-    """Collects `size` requests, or leaves `timeout` seconds after the first of them came."""
-    return Padded(size, WaitWindow(timeout))

@@ -118,7 +118,7 @@ class Scheduler:
         self.board.look_up(row)  # so that policies see uncached work
         self.policy.arrived(Rows(self.table, np.array([row]), now), now)
         self._more = True
-        self.formation.arrived(now)
+        self.formation.arrived(request.arrival)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
@@ -485,6 +485,8 @@ class Scheduler:
             lingering = board.lingering.rows
             for row in map(int, lingering[table.launched[lingering] == 0].copy()):
                 self._vacate(row)
+            if not len(board.lingering):
+                self.formation.emptied(now)
 
     def _vacate(self, row: int) -> None:
         table = self.table

@@ -13,15 +13,19 @@ from headway.core.kv_cache import BlockPool
 from headway.core.prefix import PrefixIndex
 from headway.core.scheduler import Scheduler
 from headway.core.step_time import StepTimeModel
-from headway.core.window import WaitWindow
+from headway.core.window import AdaptiveWindow, FixedWindow, WaitWindow
 
 T = TypeVar("T")
 
 FORMATIONS: dict[str, Callable[[SchedulerConfig], Formation]] = {
-    "static": lambda config: Padded(config.max_batch_size, WaitWindow(config.static_timeout)),
-    "dynamic": lambda config: Padded(config.max_batch_size, WaitWindow(config.max_wait)),
+    "static": lambda config: Padded(config.max_batch_size, FixedWindow(config.static_timeout)),
+    "dynamic": lambda config: Padded(config.max_batch_size, window(config)),
     "continuous": lambda config: Continuous(),
     "inflight": lambda config: InFlight(),
+}
+WINDOWS: dict[str, Callable[[SchedulerConfig], WaitWindow]] = {
+    "fixed": lambda config: FixedWindow(config.max_wait),
+    "adaptive": lambda config: AdaptiveWindow(config.max_wait),
 }
 BUDGETS: dict[str, Callable[[SchedulerConfig, StepTimeModel], Budget]] = {
     "decode-first": lambda config, model: (
@@ -35,6 +39,11 @@ BUDGETS: dict[str, Callable[[SchedulerConfig, StepTimeModel], Budget]] = {
 def formation(config: SchedulerConfig) -> Formation:
     """Raises ValueError where there is no formation of this name."""
     return _known("batching", FORMATIONS, config.batching)(config)
+
+
+def window(config: SchedulerConfig) -> WaitWindow:
+    """Raises ValueError where there is no window of this name."""
+    return _known("wait_window", WINDOWS, config.wait_window)(config)
 
 
 def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:

@@ -196,6 +196,10 @@ class Rows:
         result: Ints = table.target[index] - np.maximum(table.computed[index], table.cached[index])
         return result
 
+    def code(self, name: str) -> int:
+        """The number that stands for a tenant's or a class's name in their columns."""
+        return self._table.code(name)
+
     @property
     def requests(self) -> list[Request]:
         return [self._table.request(row) for row in self.index.tolist()]
