@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from headway.core import policies
 from headway.core.budget import Budget, DecodeFirst, LatencyBound, PrefillFirst, Unbounded, WholePrompts
+from headway.core.clusters import Clustered
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Continuous, Formation, InFlight, Padded
 from headway.core.kv_cache import BlockPool
@@ -52,6 +53,16 @@ def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
     return Unbounded() if formation(config).lingers else made
 
 
+def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
+    """Raises ValueError for an unknown name, and for length clusters where no group is padded."""
+    made = policies.make(config.policy, model)
+    if not config.length_clusters:
+        return made
+    if not formation(config).lingers:
+        raise ValueError(f"length_clusters is for padded batching (static, dynamic); {config.batching} pads nothing")
+    return Clustered(made, config.cluster_wait)
+
+
 def make_scheduler(
     config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int, *, secret: bytes = b""
 ) -> Scheduler:
@@ -69,7 +80,7 @@ def make_scheduler(
         BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes),
         max_model_len,
         formation=formation(config),
-        policy=policies.make(config.policy, model),
+        policy=policy(config, model),
         budget=budget(config, model),
         step_time=model,
     )
