@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.core.batch import Finished, StepEvents
+from headway.core.batch import Finished, Ints, Longs, StepEvents
 from headway.core.request import FinishReason, Request, SamplingParams
 from headway.core.table import Floats
 from headway.engine.loop import EngineLoop, LoopStats
 from headway.lab.traffic import Arrival
 
 EOS = -2
-"""What ends a request by itself: no real token, so that only an executor that invents tokens can end one."""
+"""Ends a request by itself. It is no real token: where tokens are not invented, the driver says when a request ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Run:
     stats: LoopStats
     duration: float
     itl: Floats
-    itl_of: np.ndarray
+    itl_of: Longs
 
     def of_class(self, name: str) -> Run:
         """The same run, with the requests and gaps of one class only; the totals stay those of all."""
@@ -93,6 +93,15 @@ class Run:
         """Output tokens per second, from the start to the last end."""
         return self.output_tokens / self.duration if self.duration else 0.0
 
+    def request_rate(self, users: int) -> float:
+        """Requests finished per second. Where there are at least ten for each of `users`, from the tenth to the
+        ninetieth per cent of the ends, so that neither filling nor draining counts."""
+        ends = sorted(one.finished for one in self.served)
+        if len(ends) < 10 * users:
+            return len(ends) / ends[-1]
+        first, last = len(ends) // 10, len(ends) * 9 // 10
+        return (last - first) / (ends[last] - ends[first])
+
     @property
     def padding_waste(self) -> float:
         """The share of computed tokens that nobody wanted: padding, and what was computed again."""
@@ -111,6 +120,10 @@ class Run:
         return self.busy * (1.0 - self.padding_waste)
 
 
+def nobody(ended: int) -> None:
+    """Watches nothing."""
+
+
 @dataclass(slots=True)
 class Driver:
     """Runs `loop` over `traffic`; `rest(until)` lets the loop's clock pass to `until` or beyond.
@@ -123,12 +136,13 @@ class Driver:
     traffic: Sequence[Arrival]
     rest: Callable[[float], None]
     users: int | None = None
-    watch: Callable[[int], None] = lambda ended: None
+    watch: Callable[[int], None] = nobody
     _start: float = 0.0
     _arrived: list[float] = field(default_factory=list)
     _finished: dict[int, Finished] = field(default_factory=dict)
     _last: Floats = field(default_factory=lambda: np.zeros(0))
-    _gaps: list[tuple[Floats, np.ndarray]] = field(default_factory=list)
+    _left: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
+    _gaps: list[tuple[Floats, Longs]] = field(default_factory=list)
 
     def run(self) -> Run:
         """Serves all of the traffic to its end.
@@ -140,6 +154,7 @@ class Driver:
         loop, clock = self.loop, self.loop.clock
         self._start = clock()
         self._last = np.full(len(self.traffic), np.nan)
+        self._left = np.array([plan.output_len for plan in self.traffic], np.int64)
         pending = deque(sorted(range(len(self.traffic)), key=lambda index: self.traffic[index].at))
         said = False
         while pending or not loop.idle:
@@ -195,9 +210,18 @@ class Driver:
             known = ~np.isnan(gaps)
             self._gaps.append((gaps[known], handles[known]))
             self._last[handles] = events.now
+            self._left[handles] -= 1
+        self._note_ends(events)
+        for handle in handles[self._left[handles] == 0].tolist():
+            if handle not in self._finished:
+                ended = self.loop.abort(handle, FinishReason.STOP)
+                assert ended is not None, "a request that got a token is live"
+                self._note_ends(ended)
+        self.watch(len(self._finished))
+
+    def _note_ends(self, events: StepEvents) -> None:
         for finished in events.finished:
             self._finished[finished.handle] = finished
-        self.watch(len(self._finished))
 
     def _result(self) -> Run:
         served = [self._served(index) for index in range(len(self.traffic))]
@@ -220,7 +244,7 @@ class Driver:
         )
 
 
-def _stand_in(index: int, length: int) -> np.ndarray:
+def _stand_in(index: int, length: int) -> Ints:
     """int32[length], a prompt that shares no beginning with another's."""
     ids = np.arange(length, dtype=np.int32)
     ids[0] = index

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.core.request import Slo
+from headway.lab.workload import ordinary_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +64,48 @@ def bursty(requests: Sequence[Arrival], rate: float, seed: int, burst: float = 8
     return timed
 
 
-def chat_and_documents(count: int, seed: int, *, documents: float = 0.1, scale: float = 1.0) -> list[Arrival]:
+def with_tokens(requests: Iterable[Arrival], seed: int, vocab_size: int | None = None) -> list[Arrival]:
+    """The requests with prompts of random token ids, for a real model."""
+    draw = random.Random(seed)
+    ids = ordinary_ids(vocab_size)
+    return [
+        replace(request, prompt=draw.choices(ids, k=request.prompt_len)) if isinstance(request.prompt, int) else request
+        for request in requests
+    ]
+
+
+def chat_and_documents(count: int, seed: int, *, documents: float = 0.15, scale: float = 1.0) -> list[Arrival]:
     """Short chat with long documents among it, all at time 0: the mix in which strategies differ.
 
-    Chat: prompts of about 60 tokens, answers of about 80, priority 0, class "chat". Documents, the given share: prompts
-    of about 600 tokens, answers of about 40, priority 1, class "document". Lengths are lognormal and bounded; `scale`
-    multiplies them.
+    Chat, class "realtime", priority 0: prompts of about 60 tokens, answers of about 60 and at most 200, promised
+    within 20 s. Documents, class "batch", priority 1, the given share: prompts of about 600 tokens and at most 1000,
+    answers of about 30 and at most 100, promised within 120 s. Lengths are lognormal; `scale` multiplies them. Two
+    tenants: "big" sends three quarters, "small" the rest. Requests end before their max_tokens, as answers do: who
+    decides the order does not know when.
     """
     draw = random.Random(seed)
     requests = []
     for _ in range(count):
-        if draw.random() < documents:
-            prompt, output = _length(draw, 600, 0.35, 1500, scale), _length(draw, 40, 0.6, 160, scale)
-            requests.append(Arrival(0.0, prompt, output, request_class="document", priority=1))
-        else:
-            prompt, output = _length(draw, 60, 0.7, 400, scale), _length(draw, 80, 0.8, 400, scale)
-            requests.append(Arrival(0.0, prompt, output, request_class="chat"))
+        document = draw.random() < documents
+        prompt, output, most = DOCUMENT if document else CHAT
+        requests.append(
+            Arrival(
+                at=0.0,
+                prompt=_length(draw, *prompt, scale),
+                output_len=_length(draw, *output, scale),
+                max_tokens=max(1, round(scale * most)),
+                request_class="batch" if document else "realtime",
+                tenant="big" if draw.random() < 0.75 else "small",
+                priority=int(document),
+                slo=Slo(deadline=120.0 if document else 20.0),
+            )
+        )
     return requests
+
+
+CHAT = ((60, 0.7, 400), (60, 0.7, 200), 200)
+DOCUMENT = ((600, 0.35, 1000), (30, 0.5, 100), 100)
+"""Prompt and answer, each the median, the spread of its logarithm and the most tokens; and max_tokens."""
 
 
 def _length(draw: random.Random, median: float, sigma: float, most: int, scale: float) -> int:

@@ -112,9 +112,13 @@ def random_tokens(
 
     Ids come from RANDOM_IDS, which fits any common model, or from all below `vocab_size`.
     """
-    generator = random.Random(seed)
-    ids = RANDOM_IDS if vocab_size is None else range(min(RANDOM_IDS.start, vocab_size // 2), vocab_size)
+    generator, ids = random.Random(seed), ordinary_ids(vocab_size)
     return [Item(generator.choices(ids, k=prompt_len), output_len, prompt_len) for _ in range(count)]
+
+
+def ordinary_ids(vocab_size: int | None = None) -> range:
+    """RANDOM_IDS, or the like of them below `vocab_size`."""
+    return RANDOM_IDS if vocab_size is None else range(min(RANDOM_IDS.start, vocab_size // 2), vocab_size)
 
 
 def random_text(count: int, *, prompt_len: int, output_len: int, seed: int = 0) -> list[Item]:
