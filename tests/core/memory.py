@@ -139,7 +139,15 @@ class World:
     def fresh_scheduler(self) -> Scheduler:
         return make_scheduler(self.config, self.num_blocks, self.block_size, self.max_model_len)
 
-    def add(self, handle: int, prompt_len: int, max_tokens: int, natural: int = 10**6, arrival: float | None = None):
+    def add(
+        self,
+        handle: int,
+        prompt_len: int,
+        max_tokens: int,
+        natural: int = 10**6,
+        arrival: float | None = None,
+        cache_salt: str = "",
+    ):
         self.natural[handle] = natural
         request = Request(
             id=f"r{handle}",
@@ -148,6 +156,7 @@ class World:
             params=SamplingParams(max_tokens=max_tokens, temperature=0.0),
             arrival=self.clock() if arrival is None else arrival,
             stop_token_ids=(EOS,),
+            cache_salt=cache_salt,
         )
         self.loop.add(request)
         self.tokens[handle] = []

@@ -38,6 +38,9 @@ class LoopStats:
     kv_usage: float
     num_preemptions: int
     num_recomputed_tokens: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_forgotten_blocks: int
     num_steps: int
     num_batched_tokens: int
     num_batched_rows: int
@@ -154,6 +157,9 @@ class EngineLoop:
             kv_usage=scheduler.pool.usage,
             num_preemptions=counters.num_preemptions,
             num_recomputed_tokens=counters.num_recomputed_tokens,
+            num_prefix_queries=counters.num_prefix_queries,
+            num_prefix_hits=counters.num_prefix_hits,
+            num_forgotten_blocks=scheduler.pool.num_forgotten,
             num_steps=counters.num_steps,
             num_batched_tokens=counters.num_batched_tokens,
             num_batched_rows=counters.num_batched_rows,
