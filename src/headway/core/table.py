@@ -40,8 +40,8 @@ class RequestTable:
     exists or is being computed by a launched step; cached, what the prefix index held when last asked; shared, blocks
     of that which others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
     steps that do; blocks, KV blocks held; preemptions; served, tokens computed for it, recomputation included;
-    backfilled, 1 when let past another that did not fit; predicted, output length to expect; stop_ids [rows, w],
-    padded with -1.
+    backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose
+    output lengths are like its own (-1: its length is known); stop_ids [rows, w], padded with -1.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
@@ -70,11 +70,12 @@ class RequestTable:
     served: Ints
     backfilled: Ints
     predicted: Ints
+    length_group: Ints
     stop_ids: Ints
 
     _COUNTS = (
         "slot priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
-        "blocks preemptions served backfilled predicted"
+        "blocks preemptions served backfilled predicted length_group"
     )
     _FROM_ZERO = ("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "served", "backfilled")
     _COLUMNS = {
@@ -134,6 +135,7 @@ class RequestTable:
         for name in self._FROM_ZERO:
             getattr(self, name)[row] = 0
         self.predicted[row] = limit - prompt_len
+        self.length_group[row] = -1
         self._set_stops(row, tuple(request.stop_token_ids))
         self._seq += 1
         return row
