@@ -275,7 +275,7 @@ def test_same_request_id_twice_at_a_time(slow_server: Server) -> None:
         client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as first,
     ):
         lines = first.iter_lines()
-        assert '"id":"cmpl-mine"' in next(lines)
+        assert '"id":"cmpl-mine"' in next(line for line in lines if line.startswith("data: "))
         check(client.post(COMPLETIONS, json=body), 400, "request_id")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headway.engine.stream import Delta, Stream
 from headway.server.answer import ABORTED, Answer
@@ -148,12 +148,15 @@ class EventStream(Response):
         elif not self._answer.open_choices:
             self._end.set_result(None)
 
-    async def _write(self, data: bytes, *, more: bool = True) -> None:
+    def _write(self, data: bytes, *, more: bool = True) -> Awaitable[None]:
         self._silent = False
-        if not self._started:
-            self._started = True
-            await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        await self._send_body({"type": "http.response.body", "body": data, "more_body": more})
+        body = {"type": "http.response.body", "body": data, "more_body": more}
+        return self._send_body(body) if self._started else self._begin(body)
+
+    async def _begin(self, body: Message) -> None:
+        self._started = True
+        await self._send_start({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._send_body(body)
 
     async def _fail(self, error: ApiError) -> None:
         if not self._started:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Generator
 from typing import Any, Protocol
 
 
@@ -30,25 +30,26 @@ class Outbox:
             sender.push()
 
 
-def start(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+def start(work: Awaitable[None]) -> asyncio.Task[None] | None:
     """Runs a coroutine up to where it first waits, as Python 3.12's eager tasks do.
 
     Returns None if it has ended, else the task that carries it on.
     """
+    steps = work.__await__()
     try:
-        awaited = coroutine.send(None)
+        awaited = next(steps)
     except StopIteration:
         return None
-    return asyncio.ensure_future(_carry_on(coroutine, awaited))
+    return asyncio.ensure_future(_carry_on(steps, awaited))
 
 
 @types.coroutine
-def _carry_on(coroutine: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, None, None]:
+def _carry_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, None, None]:
     try:
         while True:
             yield awaited
-            awaited = coroutine.send(None)
+            awaited = next(steps)
     except StopIteration:
         return
     finally:
-        coroutine.close()
+        steps.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -98,6 +99,8 @@ class _Serving:
             engine = await self._start(loop_factory)
             if engine is not None:
                 self._service.attach(engine)
+                gc.collect()
+                gc.freeze()  # what start-up made stays; collections need not walk it again and again
                 print(f"headway serves {engine.model_name} at {self._url()}/v1", flush=True)
                 await self._until_stopped(engine)
         except (ModelError, EngineDead, ValueError) as error:
