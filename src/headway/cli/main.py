@@ -14,6 +14,7 @@ COMMANDS = {
     "serve": "serve a model over the OpenAI API",
     "generate": "generate text in the terminal",
     "info": "show the machine, the model and what fits in memory",
+    "compare": "every batching strategy side by side on this machine",
     "bench": "load-test any OpenAI-compatible server",
 }
 

@@ -26,12 +26,18 @@ Watch = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One configuration. `name` is its key, `title` what people read; `by_class` where the order favours a class."""
+    """One configuration. `name` is its key, `title` what people read, `group` what it is compared in; `by_class` where
+    the order favours a class."""
 
     name: str
     title: str
+    group: str
     config: SchedulerConfig
     by_class: bool = False
+
+
+BATCHING = "Ways of batching, first come first served"
+ORDER = "Orders of service, in-flight batching"
 
 
 def arms(max_num_batched_tokens: int = 256) -> list[Arm]:
@@ -47,15 +53,15 @@ def arms(max_num_batched_tokens: int = 256) -> list[Arm]:
     chunked = replace(alone, chunked_prefill=True)
     inflight = replace(chunked, batching="inflight", depth=2)
     ladder = [
-        Arm("static", "Static(32)", replace(alone, batching="static")),
-        Arm("dynamic", "Dynamic(64)", replace(alone, batching="dynamic", max_batch_size=64)),
-        Arm("continuous", "Continuous", alone),
-        Arm("chunked", "+ Chunked prefill", chunked),
-        Arm("inflight", "+ In-flight", inflight, by_class=True),
-        Arm("priority", "+ Priority", replace(inflight, policy="priority"), by_class=True),
+        Arm("static", "Static(32)", BATCHING, replace(alone, batching="static")),
+        Arm("dynamic", "Dynamic(64)", BATCHING, replace(alone, batching="dynamic", max_batch_size=64)),
+        Arm("continuous", "Continuous", BATCHING, alone),
+        Arm("chunked", "+ Chunked prefill", BATCHING, chunked),
+        Arm("inflight", "+ In-flight", BATCHING, inflight, by_class=True),
+        Arm("priority", "+ Priority", ORDER, replace(inflight, policy="priority"), by_class=True),
     ]
     others = [
-        Arm(name, f"+ In-flight, {name}", replace(inflight, policy=name), by_class=name == "classes")
+        Arm(name, name, ORDER, replace(inflight, policy=name), by_class=name == "classes")
         for name in policies.POLICIES
         if name not in ("fcfs", "priority")
     ]

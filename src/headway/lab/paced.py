@@ -67,8 +67,8 @@ SMOLLM2 = StepTimes(
     saturation=8,
 )
 """SmolLM2-135M in float32 on one thread of a Zen 3 core without AVX-512 that was shared with others: 27 compositions of
-1 to 64 rows, 1 to 512 tokens and 33 to 32,832 KV tokens; processor time, the better of two; mean error of the fit 4.5 %.
-Faster machines differ mostly by a factor. Where a real model has just run, `StepTimes.of` its model is better."""
+1 to 64 rows, 1 to 512 tokens and 33 to 32,832 KV tokens; processor time, the better of two; mean error of the fit
+4.5 %. Other machines differ mostly by a factor. Where a real model has just run, `StepTimes.of` it is better."""
 
 AMPLE = Capacity(num_blocks=20_000, block_size=16, max_num_seqs=0, max_model_len=8192)
 """KV for 320,000 tokens: blocks are no limit. Sequences are as many as the configuration says."""
