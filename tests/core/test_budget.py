@@ -23,12 +23,13 @@ def device(load: Load) -> float:
 
 def fitted() -> StepTimeModel:
     model = StepTimeModel()
-    for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
-        for rows in (1, 2, 4):
-            load = Load(max(tokens, rows), 0.0, rows, 100.0 * rows)
-            model.observe(load, device(load))
-    model.fit()
+    loads = [Load(rows * tokens, 0.0, rows, 100.0 * rows) for tokens in (1, 3, 9, 30, 90, 270) for rows in (1, 2, 4)]
+    for load in loads * 40:
+        model.observe(load, device(load))
     return model
+
+
+MODEL = fitted()
 
 
 def on_board(prompts: list[int], decodes: int) -> Rows:
@@ -51,6 +52,11 @@ def test_prompts_get_what_the_promise_leaves():
 def test_a_short_step_takes_all_that_there_is():
     budget = LatencyBound(fitted(), promise=1.0, partial=2)
     assert budget.grant(on_board([40, 30], decodes=3), StepLimits(64, 512), 0.0).tolist() == [40, 30, 1, 1, 1]
+
+
+def test_before_it_knows_the_device_it_is_careful():
+    tokens = LatencyBound(StepTimeModel(), promise=1.0).grant(on_board([400], decodes=4), StepLimits(64, 512), 0.0)
+    assert tokens.tolist() == [LatencyBound.LEAST, 1, 1, 1, 1]
 
 
 def test_with_nobody_decoding_there_is_nothing_to_keep():
@@ -101,7 +107,7 @@ def test_once_the_promise_can_be_kept_again_it_is():
 )
 def test_it_is_a_budget(prompts, decodes, rows, tokens, promise, partial):
     view = on_board(prompts, decodes)
-    granted = LatencyBound(fitted(), promise, partial).grant(view, StepLimits(rows, tokens), 0.0)
+    granted = LatencyBound(MODEL, promise, partial).grant(view, StepLimits(rows, tokens), 0.0)
     assert (granted >= 0).all()
     assert (granted <= view.work).all()
     assert granted.sum() <= tokens

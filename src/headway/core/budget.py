@@ -81,13 +81,15 @@ class LatencyBound:
         if len(prompts) and spare > 0:
             starts = rows.target - work
             load = _with(left.load, starts, tokens)
-            if load.rows and self.model.fitted:
+            if load.rows:
                 spare = self._affordable(load, starts[prompts], work[prompts], spare)
             tokens[prompts] = _chunks(work[prompts], spare, self.partial)
         return tokens
 
     def _affordable(self, load: Load, starts: Ints, work: Ints, most: int) -> int:
         """The most tokens that prompts may share beside `load`, at least LEAST and at most `most`."""
+        if not self.model.fitted:
+            return min(most, self.LEAST)
         target = self.promise / self._allowance()
         low, high = 0, most
         if self._seconds(load, starts, work, most) <= target:
@@ -110,8 +112,8 @@ class LatencyBound:
     def _allowance(self) -> float:
         """The model's margin, asked for again now and then."""
         if self._margin_for == 0:
-            self._margin = max(1.0, self.model.margin(self.SHARE))
-        self._margin_for = (self._margin_for + 1) % 64
+            self._margin = self.model.margin(self.SHARE)
+        self._margin_for = (self._margin_for + 1) % 16
         return self._margin
 
 

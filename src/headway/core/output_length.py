@@ -7,6 +7,7 @@ counts as far as it came, so that long answers are not forgotten because they we
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -43,6 +44,7 @@ class OutputLengthPredictor:
         self._events = np.zeros((MOST_GROUPS, bins))
         self._at_risk = np.zeros((MOST_GROUPS, bins))
         self._survival = np.ones((MOST_GROUPS, bins))
+        self._median = np.zeros(MOST_GROUPS)
         self._parent = np.zeros(MOST_GROUPS, np.int64)
         self._level = np.zeros(MOST_GROUPS, np.int64)
         self._groups: dict[tuple[int, int], int] = {(-1, 0): 0}
@@ -66,7 +68,9 @@ class OutputLengthPredictor:
             for part in _parts(table, row):
                 group = self._part(group, part)
             table.length_group[row] = group
-        self.refresh(table, rows)
+            if self._ends >= KNOWN_AFTER:
+                allowed = int(table.limit[row] - table.prompt_len[row])
+                table.predicted[row] = min(allowed, max(1, math.ceil(self._median[group])))
 
     def note_entropy(self, table: RequestTable, rows: Longs, entropy: Floats) -> None:
         """The first tokens of rows int64[n] were drawn from distributions of `entropy` float64[n] nats."""
@@ -137,7 +141,7 @@ class OutputLengthPredictor:
         new = len(self._groups)
         self._groups[group, part] = new
         self._parent[new], self._level[new] = group, self._level[group] + 1
-        self._survival[new] = self._survival[group]
+        self._survival[new], self._median[new] = self._survival[group], self._median[group]
         return new
 
     def _rebuild(self) -> None:
@@ -152,6 +156,7 @@ class OutputLengthPredictor:
             hazards[groups] = (self._events[groups] + prior * larger) / (self._at_risk[groups] + prior)
         hazards[:, 0] = 0.0
         np.cumprod(1 - hazards, axis=1, out=self._survival[:count])
+        self._median[:count] = _lengths_at(self._survival[:count], np.full(count, 0.5))
 
 
 class Gain:

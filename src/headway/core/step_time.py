@@ -23,6 +23,7 @@ MEMORY = 8 * PER_STRATUM
 SATURATION_GRID = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FIT_AT = (8, 16, 32, 64, 128, 256)
 FIT_EVERY = 512
+FEW, UNSURE = 64, 1.25
 
 
 class Load(NamedTuple):
@@ -161,9 +162,10 @@ class StepTimeModel:
         return {name: float(np.abs(ratios - 1).mean()) for name, ratios in self._latest() if len(ratios)}
 
     def margin(self, share: float) -> float:
-        """By what factor a step with prompts may exceed its prediction in `share` of cases; 1 where none is known."""
+        """By what factor a step with prompts may exceed its prediction in `share` of cases; UNSURE if few are known."""
         ratios = np.concatenate([ratios for name, ratios in self._latest() if name != "decode"])
-        return float(np.quantile(ratios, share)) if len(ratios) else 1.0
+        known = float(np.quantile(ratios, share)) if len(ratios) else 1.0
+        return max(known, UNSURE) if len(ratios) < FEW else max(known, 1.0)
 
     def _latest(self) -> list[tuple[str, Floats]]:
         """Seconds over predicted seconds of the latest predicted steps, by stratum."""
