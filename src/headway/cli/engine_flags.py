@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import fields
 from typing import Any
 
@@ -11,7 +12,8 @@ from headway.cli.values import memory_size, milliseconds, nonnegative, positive,
 from headway.core import policies
 from headway.core.config import SchedulerConfig
 from headway.core.policies import POLICIES
-from headway.core.strategies import BUDGETS, FORMATIONS
+from headway.core.presets import PRESETS
+from headway.core.strategies import BUDGETS, FORMATIONS, WINDOWS
 from headway.engine.config import EngineConfig
 
 _DEFAULTS = {field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)}
@@ -31,9 +33,20 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(group, "--block-size", "tokens in a KV block", type=positive, metavar="TOKENS")
 
     group = parser.add_argument_group("strategies")
+    _add(group, "--preset", "flags that belong together; those you give win", choices=list(PRESETS))
     _add(group, "--batching", "when requests join a batch", choices=list(FORMATIONS))
     _add(group, "--static-timeout", "how long static waits for a full group", type=nonnegative, metavar="S")
     _add(group, "--max-wait-ms", "... and dynamic (default 50)", type=milliseconds, dest="max_wait", metavar="MS")
+    _add(group, "--wait-window", "wait that long, or only while it gains more than it loses", choices=list(WINDOWS))
+    _switch(group, "--length-clusters", "length_clusters", "group requests of like lengths (static, dynamic)", on=True)
+    _add(
+        group,
+        "--cluster-wait-ms",
+        "how long one may be passed over for that (default 30000)",
+        type=milliseconds,
+        dest="cluster_wait",
+        metavar="MS",
+    )
     names = f"{', '.join(POLICIES)}; aged:NAME; or one of your own, file.py:Class"
     _add(group, "--policy", f"who goes first: {names}", metavar="NAME")
     _add(group, "--budget", "how a step's tokens are shared out", choices=list(BUDGETS))
@@ -63,25 +76,33 @@ def _add(group: argparse._ArgumentGroup, flag: str, text: str, **how: Any) -> No
     group.add_argument(flag, help=text if default is None else f"{text} (default {default})", **how)
 
 
-def _switch(group: argparse._ArgumentGroup, flag: str, dest: str, text: str) -> None:
-    group.add_argument(flag, help=text, dest=dest, action="store_const", const=False)
+def _switch(group: argparse._ArgumentGroup, flag: str, dest: str, text: str, *, on: bool = False) -> None:
+    group.add_argument(flag, help=text, dest=dest, action="store_const", const=on)
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The configuration that the flags ask for.
 
-    A limit that is not given follows those that are: fewer sequences than the default batch make the batch
-    as small, and a batch larger than the default token budget raises the budget.
+    A limit that is not given follows those that are: fewer sequences or tokens than the default batch make the batch
+    as small, and a batch larger than the default token budget raises the budget. A preset changes the defaults, and
+    what it sets is told on stderr.
 
     Raises:
         UsageError: values that contradict each other.
     """
     limits = _given(args, SchedulerConfig)
-    if "max_num_seqs" in limits:
-        limits.setdefault("max_batch_size", min(_DEFAULTS["max_batch_size"], limits["max_num_seqs"]))
+    preset = [setting for setting in PRESETS.get(args.preset, ()) if setting.field not in limits]
+    default = _DEFAULTS | {setting.field: setting.value for setting in preset}
+    bounds = [limits[name] for name in ("max_num_seqs", "max_num_batched_tokens") if name in limits]
+    if bounds:
+        limits.setdefault("max_batch_size", min(default["max_batch_size"], *bounds))
     if "max_batch_size" in limits:
-        budget = max(_DEFAULTS["max_num_batched_tokens"], limits["max_batch_size"])
+        budget = max(default["max_num_batched_tokens"], limits["max_batch_size"])
         limits.setdefault("max_num_batched_tokens", budget)
+    preset = [setting for setting in preset if setting.field not in limits]
+    for setting in preset:
+        print(f"preset {args.preset}: {setting.flag:<32} {setting.why}", file=sys.stderr)
+    limits |= {setting.field: setting.value for setting in preset}
     try:
         if args.policy is not None:
             policies.make(args.policy)
