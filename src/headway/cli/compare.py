@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--requests", type=positive, metavar="N", help=f"(default {LIVE_REQUESTS}; paced {PACED_REQUESTS})"
     )
-    group.add_argument("--load", type=rate, default=0.9, metavar="R", help="arrivals / capacity (default %(default)s)")
+    group.add_argument("--load", type=rate, default=1.0, metavar="R", help="arrivals / capacity (default %(default)s)")
     group.add_argument("--rate", type=rate, metavar="R", help="arrivals per second, instead of --load")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of requests and arrivals (default 0)")
 

@@ -140,7 +140,8 @@ class _LogAxis:
         return LABELS + (math.log10(value) - self.low) / (self.high - self.low) * (WIDTH - RIGHT - LABELS)
 
     def ticks(self) -> list[float]:
-        steps = (1, 2, 5) if self.high - self.low < 2 else (1,)
+        span = self.high - self.low
+        steps = (1, 2, 5) if span < 1.6 else (1, 3) if span < 3.2 else (1,)
         decades = range(math.floor(self.low), math.ceil(self.high) + 1)
         ticks = [step * 10.0**decade for decade in decades for step in steps]
         return [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]

@@ -45,10 +45,10 @@ class Comparison:
 
 def render(comparison: Comparison) -> RenderableType:
     """One row an arm, and one a class where the order favours one."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column(HEADINGS[0], no_wrap=True)
     for heading in HEADINGS[1:]:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for _, members in groupby(comparison.outcomes, key=lambda outcome: outcome.arm.group):
         table.add_section()
         for outcome in members:
@@ -62,7 +62,12 @@ def render(comparison: Comparison) -> RenderableType:
 
 def _cells(figures: Figures) -> list[str]:
     times = (figures.ttft_p50, figures.ttft_p99, figures.e2e_p50, figures.e2e_p99)
-    return [f"{figures.output_throughput:,.1f}", *(f"{value:#,.3g}".rstrip(".") for value in times)]
+    return [f"{figures.output_throughput:,.1f}", *map(_figure, times)]
+
+
+def _figure(value: float) -> str:
+    """Three digits of it."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def _share_cells(outcome: Outcome) -> list[str]:
@@ -73,7 +78,8 @@ def _share_cells(outcome: Outcome) -> list[str]:
 def _notes(comparison: Comparison) -> list[str]:
     count = min(len(outcome.run.served) for outcome in comparison.outcomes)
     lines = [
-        "TTFT and E2E in seconds from arrival. Batch: rows in a step / most rows. Used: busy x useful share of time."
+        "Seconds from arrival. Batch: rows in a step / most rows. Waste: padding and what was computed again.",
+        "Used: the share of time in which the device computed wanted tokens.",
     ]
     if comparison.capacity:
         lines.append(
@@ -189,7 +195,7 @@ def _cards(comparison: Comparison) -> str:
     def card(what: str, best: Outcome, factor: float) -> str:
         return (
             f'<div class="card"><b>{factor:,.3g}×</b><span>{escape(what)}</span>'
-            f"<small>{escape(best.arm.title)} against {escape(first.arm.title)}</small></div>"
+            f"<small>{escape(best.arm.title.removeprefix('+ '))} against {escape(first.arm.title)}</small></div>"
         )
 
     fastest = max(outcomes, key=lambda outcome: outcome.run.output_throughput)
@@ -289,7 +295,8 @@ section > p.legend { display: flex; flex-wrap: wrap; gap: 6px 18px; margin-botto
 svg { display: block; width: 100%; height: auto; font-size: 12.5px; font-variant-numeric: tabular-nums; }
 svg text { fill: var(--ink); }
 .label { text-anchor: end; }
-.heading { font-weight: 600; fill: var(--soft) !important; font-size: 12px; }
+.heading { font-weight: 600; fill: var(--soft) !important; font-size: 12px;
+  paint-order: stroke; stroke: var(--card); stroke-width: 5px; }
 .tick { text-anchor: middle; fill: var(--soft) !important; font-size: 11.5px; }
 .value { fill: var(--soft) !important; font-size: 11.5px; }
 .grid { stroke: var(--line); }
