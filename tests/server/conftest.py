@@ -57,7 +57,7 @@ class Server:
             factory=factory,
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-W", "error", "-c", code],
             cwd=ROOT,
             env=os.environ | {"HEADWAY_TEST_STEP": str(step)},
             stdout=subprocess.PIPE,

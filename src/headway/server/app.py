@@ -54,7 +54,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 async def _failure(request: Request, error: Exception) -> Response:
     answer = as_api_error(error)
-    request.app.state.service.tally.reject(answer)
+    if request.method == "POST":
+        request.app.state.service.tally.reject(answer)
     return answer.response()
 
 
