@@ -21,6 +21,8 @@ class SchedulerConfig:
 
     `wait_window`: "fixed" waits `max_wait`; "adaptive" waits less where that gains nothing. `length_clusters` puts
     requests of like lengths into one padded group; none is passed over for that longer than `cluster_wait` seconds.
+    `max_overtaking`: tokens of later arrivals that the default policy and aged ones serve ahead of a request before it
+    goes first (None: as many as 64 full steps compute).
     `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
     """
 
@@ -32,6 +34,7 @@ class SchedulerConfig:
     wait_window: str = "fixed"
     length_clusters: bool = False
     cluster_wait: float = 30.0
+    max_overtaking: int | None = None
     tpot_slo: float = 0.05
     backfill: bool = True
     prefix_caching: bool = True
@@ -55,6 +58,8 @@ class SchedulerConfig:
             raise ValueError(f"tpot_slo must be more than 0 seconds, got {self.tpot_slo}")
         if self.budget == "latency" and not self.chunked_prefill:
             raise ValueError("the latency budget computes prompts in chunks: choose another, or chunked_prefill")
+        if self.max_overtaking is not None and self.max_overtaking < 1:
+            raise ValueError(f"max_overtaking must be at least 1 token, got {self.max_overtaking}")
         if self.depth not in (1, 2):
             raise ValueError(f"depth must be 1 or 2, got {self.depth}")
         if self.max_num_batched_tokens < self.max_batch_size:
@@ -69,6 +74,11 @@ class SchedulerConfig:
             )
         if self.burst_size is not None and self.burst_size < 1:
             raise ValueError(f"burst_size must be at least 1, got {self.burst_size}")
+
+    @property
+    def overtaking(self) -> int:
+        """Tokens of later arrivals that may be served ahead of a request."""
+        return self.max_overtaking if self.max_overtaking is not None else 64 * self.max_num_batched_tokens
 
     @property
     def seqs(self) -> int:

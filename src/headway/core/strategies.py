@@ -55,7 +55,7 @@ def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
 
 def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
     """Raises ValueError for an unknown name, and for length clusters where no group is padded."""
-    made = policies.make(config.policy, model)
+    made = policies.make(config.policy, model, config.overtaking)
     if not config.length_clusters:
         return made
     if not formation(config).lingers:

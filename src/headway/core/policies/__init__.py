@@ -39,16 +39,19 @@ POLICIES: dict[str, type[Policy]] = {
 AGED = "aged:"
 
 
-def make(name: str, step_time: StepTimeModel | None = None) -> Policy:
+def make(name: str, step_time: StepTimeModel | None = None, overtaking: int = OVERTAKING) -> Policy:
     """The policy of this name: one of POLICIES, or a user's own class as "module:Class" or "path/to/file.py:Class".
 
-    "aged:" before any of these wraps it in Aged. `step_time` is for those that predict how long a request will take.
+    "aged:" before any of these wraps it in Aged. `step_time` is for those that predict how long a request will take,
+    `overtaking` the bound in tokens of those that are aged.
 
     Raises:
         ValueError: there is none of this name, or it cannot be loaded; the message says why.
     """
     if name.startswith(AGED):
-        return Aged(make(name.removeprefix(AGED), step_time))
+        return Aged(make(name.removeprefix(AGED), step_time, overtaking), overtaking)
+    if name == "default":
+        return Default(overtaking)
     if name == "least-laxity":
         return LeastLaxity(step_time)
     if name in POLICIES:

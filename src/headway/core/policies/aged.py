@@ -8,7 +8,8 @@ from headway.core.batch import Ints
 from headway.core.policies.base import Policy, reaching
 from headway.core.table import Floats, Rows
 
-OVERTAKING = 131_072
+OVERTAKING = 32_768
+"""Tokens: 64 steps of 512."""
 FIRST = -1e290
 
 

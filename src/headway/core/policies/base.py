@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from headway.core.batch import Ints
+from headway.core.batch import Ints, Longs
 from headway.core.table import Floats, Rows
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
@@ -35,6 +35,13 @@ class Policy(metaclass=ABCMeta):
 
     def ended(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
         """Requests have finished or were aborted."""
+
+
+def in_order(policy: Policy, rows: Rows) -> Longs:
+    """The rows' numbers int64[n] in the policy's order, ties by order of arrival."""
+    order = np.lexsort((rows.seq, policy.score(rows, rows.now)))
+    result: Longs = rows.index[order]
+    return result
 
 
 def reaching(array: Array, index: int) -> Array:
