@@ -26,7 +26,7 @@ class Board:
         self.leaving_blocks = 0
         self.num_slots = num_slots
         self._table = table
-        self._pool = pool
+        self.pool = pool
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._tokens = np.zeros((num_slots, max_model_len + 1), np.int32)
         self._saved: dict[int, Ints] = {}
@@ -58,7 +58,7 @@ class Board:
 
     def look_up(self, row: int) -> None:
         """Notes what the prefix index holds of a row in the queue. At least its last token is always computed."""
-        prefixes, table = self._pool.prefixes, self._table
+        prefixes, table = self.pool.prefixes, self._table
         if prefixes is None:
             return
         ids = self._find(row, self._known(row), prefixes)
@@ -68,7 +68,7 @@ class Board:
 
     def recount(self, row: int) -> None:
         """Notes how many of the found blocks others hold: only these cost nothing."""
-        self._table.shared[row] = int(np.count_nonzero(self._pool.refs[self._found.get(row, NO_IDS)]))
+        self._table.shared[row] = int(np.count_nonzero(self.pool.refs[self._found.get(row, NO_IDS)]))
 
     def _find(self, row: int, tokens: Ints, prefixes: PrefixIndex) -> Ints:
         """Ids of the longest run of full blocks from the start that is in the index."""
@@ -87,7 +87,7 @@ class Board:
         return np.array(ids, np.int32)
 
     def _take_found(self, row: int, slot: int) -> BlockEntries:
-        table, prefixes = self._table, self._pool.prefixes
+        table, prefixes = self._table, self.pool.prefixes
         if prefixes is None:
             return NO_ENTRIES
         ids = self._found.pop(row, NO_IDS)
@@ -95,11 +95,11 @@ class Board:
         table.computed[row] = table.cached[row] = len(ids) * prefixes.block_size
         if table.preemptions[row] == 0:
             table.hits[row] = table.cached[row]
-        return self._pool.share(slot, ids)
+        return self.pool.share(slot, ids)
 
     def remember(self, row: int, end: int) -> None:
         """Positions up to `end` of a row have been computed: the blocks that they fill can be found from now on."""
-        prefixes, table = self._pool.prefixes, self._table
+        prefixes, table = self.pool.prefixes, self._table
         if prefixes is None:
             return
         size, slot = prefixes.block_size, int(table.slot[row])
@@ -109,7 +109,7 @@ class Board:
             if i == len(keys):
                 parent = keys[-1] if keys else prefixes.root(table.request(row).cache_salt)
                 keys.append(prefixes.key(parent, tokens))
-            prefixes.put(keys[i], int(self._pool.tables[slot, i]), tokens)
+            prefixes.put(keys[i], int(self.pool.tables[slot, i]), tokens)
 
     def admission(self, row: int) -> Admission:
         """What the executor must know of a row that has just been taken."""
@@ -147,7 +147,7 @@ class Board:
         if table.phase[row] == LEAVING:
             self._saved[row] = self._tokens[slot, : table.length[row]].copy()
         self.leaving_blocks -= int(table.blocks[row])
-        self._pool.release(slot)
+        self.pool.release(slot)
         self._free_slots.append(slot)
         table.slot[row] = -1
         table.blocks[row] = table.computed[row] = table.cached[row] = table.shared[row] = 0
@@ -166,7 +166,7 @@ class Board:
         slots = table.slot[seated]
         assert len(slots) + self.num_free == self.num_slots, "a slot is lost"
         assert sorted([*slots.tolist(), *self._free_slots]) == list(range(self.num_slots)), "a slot has two owners"
-        np.testing.assert_array_equal(self._pool.held[slots], table.blocks[seated], "blocks held and counted differ")
+        np.testing.assert_array_equal(self.pool.held[slots], table.blocks[seated], "blocks held and counted differ")
         assert len(self.running) == np.count_nonzero(table.phase == RUNNING), "the board and the table differ"
         gone = (table.phase == LEAVING) | (table.phase == ENDED)
         assert self.leaving_blocks == table.blocks[gone].sum(), "blocks that will come back are miscounted"

@@ -11,6 +11,8 @@ from headway.core.batch import Bools, Ints, Longs
 from headway.core.board import Board
 from headway.core.formation import Formation
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
+from headway.core.policies import Policy
+from headway.core.policies.base import in_order
 from headway.core.preemption import Preemption
 from headway.core.table import RUNNING, RequestTable, Rows
 
@@ -26,8 +28,8 @@ class Room:
         pool: BlockPool,
         board: Board,
         formation: Formation,
+        policy: Policy,
         preemption: Preemption,
-        in_order: Callable[[Longs, float], Longs],
         preempt: Callable[[int, float], None],
         *,
         backfill: bool,
@@ -36,8 +38,8 @@ class Room:
         self._pool = pool
         self._board = board
         self._formation = formation
+        self._policy = policy
         self._preemption = preemption
-        self._in_order = in_order
         self._preempt = preempt
         self._backfill = backfill and not formation.lingers
         self._watermark = math.ceil(0.01 * pool.num_blocks)
@@ -65,7 +67,7 @@ class Room:
         if int(need.sum()) <= self._pool.available:
             return np.ones(len(rows), np.bool_)
         table = self._table
-        order = self._in_order(self._board.running.rows, now)
+        order = in_order(self._policy, Rows(table, self._board.running.rows, now))
         place = {int(row): position for position, row in enumerate(order)}
         served = np.zeros(len(rows), np.bool_)
         free, coming = self._pool.available, self._board.leaving_blocks
@@ -175,5 +177,5 @@ class Room:
         """The rows on board that have passed `head`, in the policy's order."""
         board = self._board.running.rows
         passed = board[self._table.backfilled[board] == 1]
-        order = self._in_order(np.append(passed, head), now)
+        order = in_order(self._policy, Rows(self._table, np.append(passed, head), now))
         return order[int(np.flatnonzero(order == head)[0]) + 1 :]

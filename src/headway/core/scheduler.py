@@ -7,20 +7,21 @@ decode and coming back after preemption are all that one rule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import DECODE, PREFILL, WAIT_ROW, WAIT_STEP, Accounting, State
+from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
 from headway.core.batch import Batch, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
 from headway.core.board import Board
 from headway.core.budget import Budget, DecodeFirst, StepLimits
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Formation
-from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, join_entries
+from headway.core.kv_cache import BlockEntries, BlockPool
+from headway.core.lineup import Lineup
+from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Fcfs, Policy
 from headway.core.preemption import LastInOrder, Preemption
 from headway.core.request import FinishReason, Request, RequestError
@@ -32,6 +33,8 @@ Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
 ("add_late", now, step_id), ("commit", now, step_id, output), ("fail", now, step_id, message), ("no_more", now)."""
 
+REFRESH_EVERY = 16
+"""Steps after which the output lengths to expect of those on board are looked at again."""
 NO_TOKENS = np.zeros(0, np.int32)
 
 
@@ -81,6 +84,7 @@ class Scheduler:
         self.accounting = Accounting(self.table.capacity)
         self.counters = Counters()
         self.step_time = step_time or StepTimeModel()
+        self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
         self.board = Board(self.table, pool, config.seqs, max_model_len)
         self.log = log
@@ -89,10 +93,21 @@ class Scheduler:
             pool,
             self.board,
             self.formation,
+            self.policy,
             self.preemption,
-            self._in_order,
             self._preempt,
             backfill=config.backfill,
+        )
+        self._lineup = Lineup(
+            config,
+            self.table,
+            self.waiting,
+            self.board,
+            self._room,
+            self.accounting,
+            self.formation,
+            self.policy,
+            self.budget,
         )
         self._step_id = 0
         self._more = True
@@ -116,6 +131,7 @@ class Scheduler:
         self.accounting.arrive(row, request.arrival, now)
         self.waiting.add(row)
         self.board.look_up(row)  # so that policies see uncached work
+        self.output_length.begin(self.table, np.array([row]))
         self.policy.arrived(Rows(self.table, np.array([row]), now), now)
         self._more = True
         self.formation.arrived(request.arrival)
@@ -172,9 +188,9 @@ class Scheduler:
         if self.log:
             self.log(("schedule", now))
         self.table.step = self._step_id + 1
-        ready = self._ready()
+        ready = self._lineup.ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
-        joining, until = self._joining(ready, limits, 0, now)
+        joining, until = self._lineup.joining(ready, limits, 0, self._more, now)
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
@@ -182,6 +198,8 @@ class Scheduler:
             return Wait(until, self.accounting.queue_state.label)
         self._step_id = batch.step_id
         self.counters.num_steps += 1
+        if self._step_id % REFRESH_EVERY == 0:
+            self.output_length.refresh(self.table, self.board.running.rows)
         return batch
 
     def add_late(self, batch: Batch, now: float) -> Batch:
@@ -193,119 +211,18 @@ class Scheduler:
             self.config.max_num_batched_tokens - batch.total_tokens,
             Load.of(batch),
         )
-        joining, _ = self._joining(NOBODY, limits, len(batch.admitted), now)
+        joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._more, now)
         if not len(joining):
             return batch
         late = self._form(batch.step_id, NOBODY, joining, limits, now)
         return batch if late is None else merge(batch, late)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
-        rows, tokens = self._share(ready, joining, limits, now)
-        rows, tokens, admitted, entries = self._seat(rows, tokens, now)
+        rows, tokens = self._lineup.share(ready, joining, limits, now)
+        rows, tokens, admitted, entries = self._lineup.seat(rows, tokens, now)
         if not len(self.waiting):
             self.accounting.queue_waits_for(WAIT_STEP, now)
         return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
-
-    def _ready(self) -> Longs:
-        """Rows on board that may be launched once more and still have something to compute."""
-        table, rows = self.table, self.board.running.rows
-        may = (table.launched[rows] < table.chain[rows]) & (table.target[rows] < table.limit[rows])
-        return rows[may]
-
-    def _joining(self, ready: Longs, limits: StepLimits, admitted: int, now: float) -> tuple[Longs, float]:
-        """The rows of the queue that may come into the step, best first; and until when the doors are shut.
-
-        `admitted` of the step's burst have come already.
-        """
-        if not len(self.waiting):
-            return NOBODY, math.inf
-        openings = self.budget.openings(Rows(self.table, ready, now), limits)
-        most = min(openings, self.board.num_free)
-        if self.config.burst_size is not None:
-            most = min(most, self.config.burst_size - admitted)
-        if most <= 0:
-            self.accounting.queue_waits_for(WAIT_ROW, now)
-            return NOBODY, math.inf
-        queue = Rows(self.table, self.waiting.rows, now)
-        seated = np.concatenate([self.board.running.rows, self.board.lingering.rows])
-        allowed = self.formation.may_join(queue, Rows(self.table, seated, now), self._more, now)
-        if isinstance(allowed, Wait):
-            self.accounting.queue_waits_for(State.WAIT_WINDOW, now)
-            return NOBODY, allowed.until
-        count = min(allowed, most)
-        if count < len(self.waiting):
-            self.accounting.queue_waits_for(WAIT_ROW, now)
-        leaders = self._leaders(queue, count, now)
-        for row in map(int, leaders):
-            self.board.look_up(row)
-        joining = self._room.let_in(leaders, now)
-        if len(joining) < len(leaders):
-            self.accounting.queue_waits_for(State.WAIT_BLOCKS, now)
-        return joining, math.inf
-
-    def _leaders(self, queue: Rows, count: int, now: float) -> Longs:
-        """The `count` rows of lowest score, ties by age. A partial sort: the queue may be very long."""
-        score = self.policy.score(queue, now)
-        if count < len(score):
-            among = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-        else:
-            among = np.arange(len(score))
-        order = np.lexsort((queue.seq[among], score[among]))
-        rows: Longs = queue.index[among[order[:count]]]
-        return rows
-
-    def _share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
-        """The rows that get tokens in this step, in the policy's order, and how many each."""
-        table = self.table
-        if not len(joining) and len(ready) <= limits.rows:
-            work = table.target[ready] - table.computed[ready]
-            if np.count_nonzero(work == 1) == len(work):
-                return ready, work  # everybody gets its one token: there is nothing to decide
-        rows = self._in_order(np.concatenate([ready, joining]), now)
-        tokens = self.budget.grant(Rows(table, rows, now), limits, now)
-        granted = tokens > 0
-        full = np.count_nonzero(granted) >= limits.rows
-        self._note_waits(rows[~granted], WAIT_ROW if full else State.WAIT_BUDGET, now)
-        return rows[granted], tokens[granted]
-
-    def _in_order(self, rows: Longs, now: float) -> Longs:
-        view = Rows(self.table, rows, now)
-        return rows[np.lexsort((view.seq, self.policy.score(view, now)))]
-
-    def _seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:
-        """Finds blocks, and slots for those who join.
-
-        Returns the rows and tokens that remain, the newly admitted of them, and the new block table entries.
-        """
-        room, table = self._room, self.table
-        need = room.need(rows, tokens)
-        boarded = table.phase[rows] == RUNNING
-        if not np.count_nonzero(need) and np.count_nonzero(boarded) == len(rows):
-            return rows, tokens, NOBODY, NO_ENTRIES
-        keep = boarded.copy()
-        keep[boarded] = room.for_board(rows[boarded], need[boarded], now)
-        pressed = np.count_nonzero(keep) < np.count_nonzero(boarded)
-        self._note_waits(rows[boarded & ~keep], State.WAIT_BLOCKS, now)
-        joining = rows[~boarded]
-        if len(joining):
-            for row in map(int, joining):
-                self.board.recount(row)
-            free = 0 if pressed else self.pool.available - int(need[boarded].sum())
-            fits, reserve = room.for_queue(joining, free, now)
-            keep[~boarded] = fits
-            need[~boarded] = np.maximum(need[~boarded], reserve - table.cached[joining] // self.pool.block_size)
-            self._note_waits(joining[~fits], State.WAIT_BLOCKS, now)
-            joining = joining[fits]
-        shared = [self._take_on_board(row) for row in map(int, joining)]
-        rows, tokens = rows[keep], tokens[keep]
-        return rows, tokens, joining, join_entries([*shared, room.give(rows, need[keep])])
-
-    def _take_on_board(self, row: int) -> BlockEntries:
-        self.waiting.discard(row)
-        entries = self.board.take(row)
-        self.counters.num_prefix_queries += int(self.table.target[row])
-        self.counters.num_prefix_hits += int(self.table.computed[row])
-        return entries
 
     def _preempt(self, row: int, now: float) -> None:
         rows = np.array([row])
@@ -324,6 +241,9 @@ class Scheduler:
         table, counters = self.table, self.counters
         self._note_computing(rows, table.computed[rows], now)
         self.policy.served(Rows(table, rows, now), tokens, now)
+        if len(admitted):
+            counters.num_prefix_queries += int(table.target[admitted].sum())
+            counters.num_prefix_hits += int(table.computed[admitted].sum())
         counters.num_batched_rows += len(rows)
         counters.num_batched_tokens += int(tokens.sum())
         if len(self.board.lingering):
@@ -365,18 +285,6 @@ class Scheduler:
         state = np.where(prefills, PREFILL, DECODE).astype(np.int8)
         changed = (accounting.state[rows] != state) | accounting.queued(rows)
         accounting.enter(rows[changed], state[changed], now)
-
-    def _note_waits(self, rows: Longs, state: State, now: float) -> None:
-        """These rows got nothing in this step: on board they wait for `state`, in the queue everybody does."""
-        if not len(rows):
-            return
-        table = self.table
-        on_board = table.phase[rows] == RUNNING
-        idle = rows[on_board & (table.launched[rows] == 0)]
-        if len(idle):
-            self.accounting.enter(idle, state, now)
-        if not on_board.all():
-            self.accounting.queue_waits_for(state, now)
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> StepEvents:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
@@ -448,6 +356,7 @@ class Scheduler:
         """Marks a row as ended; `_settle` frees it."""
         table = self.table
         self.policy.ended(Rows(table, np.array([row]), now), now)
+        self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
         if table.phase[row] == RUNNING:
             self.board.stop_running(row, ENDED)
         elif table.phase[row] == Phase.WAITING:

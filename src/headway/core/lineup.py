@@ -1,0 +1,150 @@
+"""Lineup: who shares the next step, in the policy's order, with how many tokens each and with which blocks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from headway.core.accounting import WAIT_ROW, Accounting, State
+from headway.core.batch import Ints, Longs, Wait
+from headway.core.board import Board
+from headway.core.budget import Budget, StepLimits
+from headway.core.config import SchedulerConfig
+from headway.core.formation import Formation
+from headway.core.kv_cache import NO_ENTRIES, BlockEntries, join_entries
+from headway.core.policies import Policy
+from headway.core.policies.base import in_order
+from headway.core.room import NOBODY, Room
+from headway.core.table import RUNNING, RequestTable, Rows, RowSet
+
+
+class Lineup:
+    """Asks formation, policy and budget, each its own question, and notes what those left out wait for."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        table: RequestTable,
+        waiting: RowSet,
+        board: Board,
+        room: Room,
+        accounting: Accounting,
+        formation: Formation,
+        policy: Policy,
+        budget: Budget,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._waiting = waiting
+        self._board = board
+        self._room = room
+        self._pool = board.pool
+        self._accounting = accounting
+        self._formation = formation
+        self._policy = policy
+        self._budget = budget
+
+    def ready(self) -> Longs:
+        """Rows on board that may be launched once more and still have something to compute."""
+        table, rows = self._table, self._board.running.rows
+        may = (table.launched[rows] < table.chain[rows]) & (table.target[rows] < table.limit[rows])
+        return rows[may]
+
+    def joining(self, ready: Longs, limits: StepLimits, admitted: int, more: bool, now: float) -> tuple[Longs, float]:
+        """The rows of the queue that may come into the step, best first; and until when the doors are shut.
+
+        `admitted` of the step's burst have come already; `more` is False where nobody else will come.
+        """
+        if not len(self._waiting):
+            return NOBODY, math.inf
+        openings = self._budget.openings(Rows(self._table, ready, now), limits)
+        most = min(openings, self._board.num_free)
+        if self._config.burst_size is not None:
+            most = min(most, self._config.burst_size - admitted)
+        if most <= 0:
+            self._accounting.queue_waits_for(WAIT_ROW, now)
+            return NOBODY, math.inf
+        queue = Rows(self._table, self._waiting.rows, now)
+        seated = np.concatenate([self._board.running.rows, self._board.lingering.rows])
+        allowed = self._formation.may_join(queue, Rows(self._table, seated, now), more, now)
+        if isinstance(allowed, Wait):
+            self._accounting.queue_waits_for(State.WAIT_WINDOW, now)
+            return NOBODY, allowed.until
+        count = min(allowed, most)
+        if count < len(self._waiting):
+            self._accounting.queue_waits_for(WAIT_ROW, now)
+        leaders = self._leaders(queue, count, now)
+        for row in map(int, leaders):
+            self._board.look_up(row)
+        joining = self._room.let_in(leaders, now)
+        if len(joining) < len(leaders):
+            self._accounting.queue_waits_for(State.WAIT_BLOCKS, now)
+        return joining, math.inf
+
+    def _leaders(self, queue: Rows, count: int, now: float) -> Longs:
+        """The `count` rows of lowest score, ties by age. A partial sort: the queue may be very long."""
+        score = self._policy.score(queue, now)
+        if count < len(score):
+            among = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
+        else:
+            among = np.arange(len(score))
+        order = np.lexsort((queue.seq[among], score[among]))
+        rows: Longs = queue.index[among[order[:count]]]
+        return rows
+
+    def share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
+        """The rows that get tokens in this step, in the policy's order, and how many each."""
+        table = self._table
+        if not len(joining) and len(ready) <= limits.rows:
+            work = table.target[ready] - table.computed[ready]
+            if np.count_nonzero(work == 1) == len(work):
+                return ready, work  # everybody gets its one token: there is nothing to decide
+        rows = in_order(self._policy, Rows(table, np.concatenate([ready, joining]), now))
+        tokens = self._budget.grant(Rows(table, rows, now), limits, now)
+        granted = tokens > 0
+        full = np.count_nonzero(granted) >= limits.rows
+        self.note_waits(rows[~granted], WAIT_ROW if full else State.WAIT_BUDGET, now)
+        return rows[granted], tokens[granted]
+
+    def seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:
+        """Finds blocks, and slots for those who join.
+
+        Returns the rows and tokens that remain, the newly admitted of them, and the new block table entries.
+        """
+        room, table = self._room, self._table
+        need = room.need(rows, tokens)
+        boarded = table.phase[rows] == RUNNING
+        if not np.count_nonzero(need) and np.count_nonzero(boarded) == len(rows):
+            return rows, tokens, NOBODY, NO_ENTRIES
+        keep = boarded.copy()
+        keep[boarded] = room.for_board(rows[boarded], need[boarded], now)
+        pressed = np.count_nonzero(keep) < np.count_nonzero(boarded)
+        self.note_waits(rows[boarded & ~keep], State.WAIT_BLOCKS, now)
+        joining = rows[~boarded]
+        if len(joining):
+            for row in map(int, joining):
+                self._board.recount(row)
+            free = 0 if pressed else self._pool.available - int(need[boarded].sum())
+            fits, reserve = room.for_queue(joining, free, now)
+            keep[~boarded] = fits
+            need[~boarded] = np.maximum(need[~boarded], reserve - table.cached[joining] // self._pool.block_size)
+            self.note_waits(joining[~fits], State.WAIT_BLOCKS, now)
+            joining = joining[fits]
+        shared = [self._board.take(row) for row in map(int, joining)]
+        for row in map(int, joining):
+            self._waiting.discard(row)
+        rows, tokens = rows[keep], tokens[keep]
+        return rows, tokens, joining, join_entries([*shared, room.give(rows, need[keep])])
+
+    def note_waits(self, rows: Longs, state: State, now: float) -> None:
+        """These rows got nothing in this step: on board they wait for `state`, in the queue everybody does."""
+        if not len(rows):
+            return
+        table = self._table
+        on_board = table.phase[rows] == RUNNING
+        idle = rows[on_board & (table.launched[rows] == 0)]
+        if len(idle):
+            self._accounting.enter(idle, state, now)
+        if not on_board.all():
+            self._accounting.queue_waits_for(state, now)
