@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,11 +57,15 @@ class Served:
 @dataclass(frozen=True, slots=True)
 class Run:
     """What a run over traffic brought: every request in the traffic's order, the loop's totals, and each gap between
-    two tokens of a request (`itl` float64[k] seconds, `itl_of` int64[k], whose it is)."""
+    two tokens of a request (`itl` float64[k] seconds, `itl_of` int64[k], whose it is).
+
+    `duration`: seconds until the last request ended; `drained`: until the device had nothing left to compute.
+    """
 
     served: list[Served]
     stats: LoopStats
     duration: float
+    drained: float
     itl: Floats
     itl_of: Longs
 
@@ -70,7 +74,7 @@ class Run:
         members = np.array([one.request.request_class == name for one in self.served], np.bool_)
         keep = members[self.itl_of]
         served = [one for one in self.served if one.request.request_class == name]
-        return Run(served, self.stats, self.duration, self.itl[keep], self.itl_of[keep])
+        return replace(self, served=served, itl=self.itl[keep], itl_of=self.itl_of[keep])
 
     def values(self, name: str) -> Floats:
         """float64[n]: a latency of every request (ttft, e2e, tpot, e2e_per_token), or every gap (itl), in seconds."""
@@ -112,7 +116,7 @@ class Run:
     @property
     def busy(self) -> float:
         """The share of the run in which the device computed."""
-        return self.stats.device_time / self.duration if self.duration else 0.0
+        return self.stats.device_time / self.drained if self.drained else 0.0
 
     @property
     def utilisation(self) -> float:
@@ -227,7 +231,8 @@ class Driver:
         served = [self._served(index) for index in range(len(self.traffic))]
         gaps = [np.concatenate(part) for part in zip(*self._gaps, strict=True)] or [np.zeros(0), np.zeros(0, np.int64)]
         duration = max((one.finished for one in served), default=0.0)
-        return Run(served, self.loop.stats(), duration, gaps[0], gaps[1])
+        drained = self.loop.clock() - self._start
+        return Run(served, self.loop.stats(), duration, drained, gaps[0], gaps[1])
 
     def _served(self, index: int) -> Served:
         end = self._finished[index]
