@@ -25,7 +25,7 @@ def text(name: str) -> str:
 
 def flags(command: str) -> set[str]:
     parser = argparse.ArgumentParser()
-    import_module(f"headway.cli.{command}").add_arguments(parser)
+    import_module(f"headway.cli.{command.replace('-', '_')}").add_arguments(parser)
     return {option for action in parser._actions for option in action.option_strings}
 
 
@@ -44,7 +44,7 @@ def test_make_targets_exist(document: Path):
 
 def test_each_command_has_a_page_whose_flags_exist():
     sections = dict(
-        re.findall(r"^## headway (\w+)[^\n]*\n(.*?)(?=^## |\Z)", text("docs/cli.md"), re.MULTILINE | re.DOTALL)
+        re.findall(r"^## headway ([\w-]+)[^\n]*\n(.*?)(?=^## |\Z)", text("docs/cli.md"), re.MULTILINE | re.DOTALL)
     )
     assert set(sections) == set(COMMANDS)
     for command, section in sections.items():

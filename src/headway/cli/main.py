@@ -16,6 +16,7 @@ COMMANDS = {
     "info": "show the machine, the model and what fits in memory",
     "compare": "every batching strategy side by side on this machine",
     "bench": "load-test any OpenAI-compatible server",
+    "verify-policy": "run a policy of your own against what every policy promises",
 }
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] not in COMMANDS:
         _overview().parse_args(arguments[:1])
     name = arguments[0]
-    module = import_module(f"headway.cli.{name}")
+    module = import_module(f"headway.cli.{name.replace('-', '_')}")
     parser = argparse.ArgumentParser(
         prog=f"headway {name}",
         description=module.__doc__,

@@ -64,11 +64,17 @@ def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
 
 
 def make_scheduler(
-    config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int, *, secret: bytes = b""
+    config: SchedulerConfig,
+    num_blocks: int,
+    block_size: int,
+    max_model_len: int,
+    *,
+    secret: bytes = b"",
+    own: policies.Policy | None = None,
 ) -> Scheduler:
     """A scheduler of the strategies that `config` names, over so many KV blocks.
 
-    `secret` is the key of the prefix index.
+    `secret` is the key of the prefix index; `own` is a policy to use instead of the one that is named.
 
     Raises:
         ValueError: one of the names is unknown; the message lists those there are.
@@ -80,7 +86,7 @@ def make_scheduler(
         BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes),
         max_model_len,
         formation=formation(config),
-        policy=policy(config, model),
+        policy=own or policy(config, model),
         budget=budget(config, model),
         step_time=model,
     )

@@ -17,11 +17,13 @@ Array = TypeVar("Array", bound=npt.NDArray[Any])
 class Policy(metaclass=ABCMeta):
     """`score` says who goes first; the other methods only tell what happens, for those that keep an account.
 
-    `bounded`: the work of later arrivals served ahead of a request is at most some number of tokens. A policy touches
-    neither the table nor blocks nor queues. The first line of its docstring is what the command line shows.
+    `bounded`: the work of later arrivals served ahead of a request is at most `overtaking` tokens, and what was on
+    board by then. A policy touches neither the table nor blocks nor queues. The first line of its docstring is what
+    the command line shows.
     """
 
     bounded = False
+    overtaking = 0
 
     @abstractmethod
     def score(self, queue: Rows, now: float) -> Floats:
