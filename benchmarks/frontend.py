@@ -261,7 +261,7 @@ def without_http(mode: str, tokens: int, rounds: int) -> list[Sample]:
 
 
 def tabulate(results: dict[str, list[Sample]]) -> Table:
-    columns = ("", "us per token", "user + kernel", "tokens/event", "tokens/s", "us to begin")
+    columns = ("", "us per token", "user + kernel", "per event", "tokens/s", "us to begin")
     table = Table(*columns, title=f"CPU time, {STREAMS} streams")
     for name, samples in results.items():
         user = median(s.user / s.tokens for s in samples) * 1e6
@@ -282,9 +282,9 @@ def run(args: argparse.Namespace) -> int:
     results: dict[str, list[Sample]] = {}
     with measured() as watch:
         results["HTTP, paced"] = over_http("paced", paced, rounds)
-        results["engine part, paced"] = without_http("paced", paced, rounds)
+        results["engine, paced"] = without_http("paced", paced, rounds)
         results["HTTP, flat out"] = over_http("flat out", flat_out, rounds)
-        results["engine part, flat out"] = without_http("flat out", flat_out, rounds)
+        results["engine, flat out"] = without_http("flat out", flat_out, rounds)
     cost = median(sample.cost for sample in results["HTTP, paced"])
     merged = median(sample.tokens / sample.pieces for sample in results["HTTP, paced"])
     verdict = Verdict(

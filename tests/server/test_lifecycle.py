@@ -12,9 +12,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from starlette.testclient import TestClient
 
+from headway.server.app import create_app
 from headway.server.listen import ListenError, listen
 from headway.server.run import serve
+from headway.server.settings import ServerSettings
 from tests.server.conftest import Server, check, running
 from tests.server.scripted import DIE, FAIL, NEVER
 
@@ -236,3 +239,24 @@ def test_headers(fragile: Server) -> None:
         assert "POST" in preflight.headers["access-control-allow-methods"]
         assert preflight.headers["access-control-allow-headers"] == "authorization, content-type"
         assert "access-control-allow-origin" not in client.get("/version").headers
+
+
+async def test_defect_is_told_in_the_usual_form() -> None:
+    app = create_app()
+    app.state.service.live_engine = None  # as a mistake of ours would
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        answer = await client.get("/health", headers={"X-Request-Id": "mine"})
+    check(answer, 500, None, "internal_error")
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_origins_can_be_limited() -> None:
+    settings = ServerSettings(cors_origins=("http://good.example",))
+    with TestClient(create_app(settings=settings)) as client:
+        good = client.get("/version", headers={"Origin": "http://good.example"})
+        assert good.headers["access-control-allow-origin"] == "http://good.example"
+        assert good.headers["vary"] == "Origin"
+        bad = client.get("/version", headers={"Origin": "http://bad.example"})
+        assert "access-control-allow-origin" not in bad.headers

@@ -11,10 +11,11 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 import headway
 from headway.server.envelope import Envelope
-from headway.server.errors import FAILURES, ApiError, as_api_error
+from headway.server.errors import FAILURES, ApiError, as_api_error, internal_error
 from headway.server.routes import BODIES, router
 from headway.server.service import Service
 from headway.server.settings import ServerSettings
@@ -23,21 +24,28 @@ if TYPE_CHECKING:
     from headway.engine.api import Engine
 
 
+class _App(FastAPI):
+    """FastAPI with the envelope around all of its layers, so that errors of any of them are in it."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return Envelope(super().build_middleware_stack(), self.state.service.settings.cors_origins)
+
+
 def create_app(engine: Engine | None = None, settings: ServerSettings | None = None) -> FastAPI:
     """The server's application: OpenAI's API for `engine`, which stays its caller's to close.
 
     Without an engine it answers 503 until `app.state.service.attach(engine)`.
     """
     service = Service(settings or ServerSettings())
-    app = FastAPI(title="headway", version=headway.__version__, description="An LLM serving engine.")
+    app = _App(title="headway", version=headway.__version__, description="An LLM serving engine.")
     app.state.service = service
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.include_router(router)
-    app.add_middleware(Envelope, origins=service.settings.cors_origins)
     for failure in FAILURES:
         app.add_exception_handler(failure, _failure)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(Exception, _defect)
     if engine is not None:
         service.attach(engine)
     return app
@@ -70,3 +78,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _gone(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
+
+
+async def _defect(request: Request, error: Exception) -> Response:
+    """The client hears of it in the usual form; the log gets the traceback."""
+    return internal_error().response()

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.server.errors import internal_error
-
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _EXPOSED = "x-request-id, openai-processing-ms, retry-after, x-should-retry"
 
@@ -32,12 +30,8 @@ class Envelope:
         request_id = _request_id(request.get("x-request-id", ""))
         scope.setdefault("state", {}).update(request_id=request_id, direct_send=send)
 
-        started = False
-
         async def send_enveloped(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - begun) * 1000))
@@ -48,12 +42,7 @@ class Envelope:
             await send_enveloped({"type": "http.response.start", "status": 204, "headers": _preflight(request)})
             await send_enveloped({"type": "http.response.body", "body": b""})
             return
-        try:
-            await self.app(scope, receive, send_enveloped)
-        except Exception:  # a defect: the client hears of it in the usual form, the log gets the traceback
-            if not started:
-                await internal_error().response()(scope, receive, send_enveloped)
-            raise
+        await self.app(scope, receive, send_enveloped)
 
     def _allow_origin(self, request: Headers, headers: MutableHeaders) -> None:
         origin = request.get("origin")
