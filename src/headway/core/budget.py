@@ -91,20 +91,31 @@ class LatencyBound:
         if not self.model.fitted:
             return min(most, self.LEAST)
         target = self.promise / self._allowance()
-        low, high = 0, most
-        if self._seconds(load, starts, work, most) <= target:
-            low = most
-        while high - low > max(1, low // 32):  # a few tokens more or less are not worth the search
-            middle = (low + high) // 2
-            if self._seconds(load, starts, work, middle) <= target:
-                low = middle
-            else:
-                high = middle
+        low = self._about(load, starts[: self.partial].tolist(), most, target)
+        while low > self.LEAST and self._seconds(load, starts, work, low) > target:
+            low = low * 7 // 8
         if load.tokens > load.rows:  # the step has prompts already: these come late
             return low
         least = min(most, self.LEAST << min(20, self._starved // self.PATIENCE))
         self._starved = self._starved + 1 if low < self.LEAST else 0
         return max(low, least)
+
+    def _about(self, load: Load, starts: list[int], most: int, target: float) -> int:
+        """As much, if these few prompts share it evenly: a search without arrays."""
+        sharing, before = len(starts), sum(starts)
+        tokens, attended, rows, kv_tokens = load
+        low, high = 0, most + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            chunk = max(0.0, middle / sharing - 1)
+            shared = Load(
+                tokens + middle, attended + chunk * (before + middle), rows + sharing, kv_tokens + before + middle
+            )
+            if self.model.predict(shared) <= target:
+                low = middle
+            else:
+                high = middle
+        return low
 
     def _seconds(self, load: Load, starts: Ints, work: Ints, tokens: int) -> float:
         return self.model.predict(_with(load, starts, _chunks(work, tokens, self.partial)))
