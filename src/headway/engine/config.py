@@ -24,7 +24,7 @@ class EngineConfig:
     device: str = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
-    block_size: int = 16
+    block_size: int = 32
     max_model_len: int | None = None
     threads: int | None = None
     max_waiting: int = 4096

@@ -24,7 +24,7 @@ class ExecutorConfig:
     device: str = "auto"
     kv_cache_memory: int | None = None
     gpu_memory_utilization: float = 0.9
-    block_size: int = 16
+    block_size: int = 32
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 512
