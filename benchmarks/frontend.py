@@ -261,7 +261,7 @@ def without_http(mode: str, tokens: int, rounds: int) -> list[Sample]:
 
 
 def tabulate(results: dict[str, list[Sample]]) -> Table:
-    columns = ("", "us per token", "user + kernel", "per event", "tokens/s", "us to begin")
+    columns = ("", "us per token", "user + kernel", "tok/event", "tokens/s", "us to begin")
     table = Table(*columns, title=f"CPU time, {STREAMS} streams")
     for name, samples in results.items():
         user = median(s.user / s.tokens for s in samples) * 1e6
