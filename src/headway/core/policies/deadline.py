@@ -13,8 +13,7 @@ NEVER = 1e12
 
 
 def _deadline(queue: Rows) -> Floats:
-    deadline = queue.deadline
-    result: Floats = np.where(np.isinf(deadline), NEVER + queue.arrival, deadline)
+    result: Floats = np.minimum(queue.deadline, NEVER + queue.arrival)
     return result
 
 
@@ -45,5 +44,7 @@ class LeastLaxity(Policy):
             prefill = self._step_time.predict(self.PREFILL) / self.PREFILL.tokens
             decode = self._step_time.predict(self.DECODE)
         remaining = np.maximum(queue.predicted - (queue.length - queue.prompt_len), 1)
-        result: Floats = _deadline(queue) - now - prefill * queue.work - decode * remaining
-        return result
+        laxity: Floats = _deadline(queue) - now
+        laxity -= prefill * queue.work
+        laxity -= decode * remaining
+        return laxity

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
+from headway.core.batch import Ints, Longs
 from headway.core.policies.base import Policy, reaching
 from headway.core.table import Floats, Rows
 
@@ -20,29 +20,44 @@ class Mlfq(Policy):
     def __init__(self, quantum: int = 128, promote: float = 10.0) -> None:
         self.quantum = quantum
         self.promote = promote
-        self._start = np.zeros(256)
-        self._last = np.zeros(256)
-        self._boost = np.zeros(256)
+        self._start = np.zeros(256)  # 2^e, e being the level at which the row joined
+        self._level = np.zeros(256)
+        self._until = np.zeros(256)  # tokens served by which it leaves its level
+        self._last = np.zeros(256)  # when it was last served
 
     def level(self, queue: Rows, now: float) -> Floats:
-        """float64[n], 0 is the top. From level e on, the quanta up to level l add up to quantum * (2^(l + 1) - 2^e)."""
-        rows, served = queue.index, queue.served
-        _, digits = np.frexp(served // self.quantum + self._start[rows])
-        up = (served < self._boost[rows]) | (now - self._last[rows] > self.promote)
-        return np.where(up, 0.0, digits - 1.0)
+        """float64[n], 0 is the top."""
+        level: Floats = self._level[queue.index]
+        starved = self._last[queue.index] < now - self.promote
+        if np.count_nonzero(starved):
+            level[starved] = 0.0
+        return level
 
     def score(self, queue: Rows, now: float) -> Floats:
         result: Floats = self.level(queue, now) * 1e9 + queue.arrival
         return result
 
     def arrived(self, rows: Rows, now: float) -> None:
-        for name in ("_start", "_last", "_boost"):
+        for name in ("_start", "_level", "_until", "_last"):
             setattr(self, name, reaching(getattr(self, name), int(rows.index.max())))
-        _, level = np.frexp((rows.work - 1) // self.quantum)
-        self._start[rows.index], self._last[rows.index], self._boost[rows.index] = np.exp2(level), rows.arrival, 0.0
+        self._start[rows.index] = np.exp2(np.frexp((rows.work - 1) // self.quantum)[1])
+        self._last[rows.index] = rows.arrival
+        self._settle(rows.index, np.zeros(len(rows)))
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
-        starved = now - self._last[rows.index] > self.promote
+        served = rows.served
+        starved = self._last[rows.index] < now - self.promote
         if np.count_nonzero(starved):
-            self._boost[rows.index[starved]] = rows.served[starved] + self.quantum
+            up = rows.index[starved]
+            self._level[up], self._until[up] = 0.0, served[starved] + self.quantum
         self._last[rows.index] = now
+        served += tokens
+        used_up = served >= self._until[rows.index]
+        if np.count_nonzero(used_up):
+            self._settle(rows.index[used_up], served[used_up])
+
+    def _settle(self, rows: Longs, served: Floats) -> None:
+        """The level that service leads to: from e on, the quanta up to l add up to quantum * (2^(l + 1) - 2^e)."""
+        start = self._start[rows]
+        level = np.frexp(served // self.quantum + start)[1] - 1
+        self._level[rows], self._until[rows] = level, self.quantum * (np.exp2(level + 1) - start)
