@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.core import step_time
 from headway.core.batch import Batch
-from headway.core.step_time import PER_STRATUM, STRATA, Load, StepTimeModel, nnls
+from headway.core.step_time import PER_STRATUM, STRATA, Load, StepTimeModel, nnls, nnls_gram
 
 TRUE = np.array([2e-3, 1e-5, 1e-9, 2e-5, 2e-8, 2e-5])
 SATURATED_AT = 256
@@ -71,6 +71,15 @@ def test_nnls_is_optimal(seed, unknowns, rows, collinear):
     assert (x >= 0).all()
     assert gradient.max() < 1e-6
     assert np.abs(gradient[x > 0]).max(initial=0) < 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_a_guess_changes_nothing(seed, guess):
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.uniform(0, 1, (20, 5)), rng.normal(1, 1, 20)
+    gram, right = matrix.T @ matrix, matrix.T @ target
+    np.testing.assert_allclose(nnls_gram(gram, right, np.array(guess)), nnls_gram(gram, right), atol=1e-9)
 
 
 def test_nnls_equals_plain_least_squares_where_that_is_positive():
@@ -161,9 +170,9 @@ def test_the_margin_covers_the_share_asked_for():
 def test_a_later_fit_takes_one_saturation_point_a_step(monkeypatch):
     solved = [0]
 
-    def counting(gram, right, solve=step_time.nnls_gram):
+    def counting(*args, solve=step_time.nnls_gram):
         solved[0] += 1
-        return solve(gram, right)
+        return solve(*args)
 
     monkeypatch.setattr(step_time, "nnls_gram", counting)
     model = StepTimeModel()

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from headway.core.batch import Batch
+from headway.core.batch import Batch, Bools
 from headway.core.table import Floats
 
 NUM_FEATURES = 6
@@ -146,10 +145,12 @@ class StepTimeModel:
         features /= times[:, None]
         gram, right = features.T @ features, features.sum(axis=0)
         best, coefficients, saturation = np.inf, self._coefficients, self.saturation
+        yield
+        solution = np.array(coefficients)
         for i, point in enumerate(grid.tolist()):
             chosen = [0, 1, 2, 3, 4, 5 + i]
             part = gram[np.ix_(chosen, chosen)]
-            solution = nnls_gram(part, right[chosen])
+            solution = nnls_gram(part, right[chosen], solution > 0)
             error = float(len(times) - 2 * right[chosen] @ solution + solution @ part @ solution)
             if error < best - 1e-6 * abs(best) or best == np.inf:
                 best, coefficients, saturation = error, tuple(solution.tolist()), int(point)
@@ -178,8 +179,11 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     return nnls_gram(matrix.T @ matrix, matrix.T @ target)
 
 
-def nnls_gram(gram: Floats, right: Floats) -> Floats:
-    """The x >= 0 that minimises x gram x / 2 - right x, by the active set method of Lawson and Hanson (1974)."""
+def nnls_gram(gram: Floats, right: Floats, guess: Bools | None = None) -> Floats:
+    """The x >= 0 that minimises x gram x / 2 - right x, by the active set method of Lawson and Hanson (1974).
+
+    `guess` bool[k]: where x is positive; a good one saves most of the work, a wrong one does no harm.
+    """
     size = len(right)
     scale = np.sqrt(gram.diagonal())
     scale[scale == 0] = 1.0
@@ -187,7 +191,9 @@ def nnls_gram(gram: Floats, right: Floats) -> Floats:
     right = right / scale
     least = 1e-10 * max(1.0, float(np.abs(right).max()))
     x = np.zeros(size)
-    passive = np.zeros(size, np.bool_)
+    passive = np.zeros(size, np.bool_) if guess is None else guess.copy()
+    if passive.any():
+        x = _solve_within(gram, right, x, passive)
     barred = np.zeros(size, np.bool_)
     for _ in range(10 * size):
         gradient = right - gram @ x
@@ -205,7 +211,7 @@ def nnls_gram(gram: Floats, right: Floats) -> Floats:
     return result
 
 
-def _solve_within(gram: Floats, right: Floats, x: Floats, passive: npt.NDArray[np.bool_]) -> Floats:
+def _solve_within(gram: Floats, right: Floats, x: Floats, passive: Bools) -> Floats:
     """From x towards the best of the `passive` coordinates; those that would turn negative on the way drop out."""
     while True:
         inside = passive.nonzero()[0]
