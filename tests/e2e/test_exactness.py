@@ -31,7 +31,7 @@ def params_for(prompts, max_tokens: int) -> list[SamplingParams]:
 
 def check_engine(path, prompts, params, expected, **settings) -> None:
     small = settings.pop("small")
-    with LLM(str(path), dtype="float32", threads=settings.pop("threads", None), **settings) as llm:
+    with LLM(str(path), dtype="float32", block_size=16, threads=settings.pop("threads", None), **settings) as llm:
         results = llm.generate(prompts, params, use_tqdm=False)
         preemptions = llm.stats().num_preemptions
     assert (preemptions > 0) == small, f"{preemptions} preemptions"
