@@ -75,7 +75,7 @@ class Watched(Padded):
 
     def may_join(self, queue: Rows, board: Rows, more: bool, now: float) -> int | Wait:
         answer = super().may_join(queue, board, more, now)
-        if now >= self.since and not len(board):
+        if more and now >= self.since and not len(board):
             self._compare(queue, answer, now)
         return answer
 

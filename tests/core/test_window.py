@@ -157,7 +157,7 @@ def test_the_scheduler_tells_it_how_long_groups_are_on_board():
     world = World(config, num_blocks=400, max_model_len=64)
     world.run([(i * 20.0, 4, 1 + 4 * (i % 2), 10**6, None) for i in range(8)])
     window = world.scheduler.formation.window
-    assert window.on_board == pytest.approx((1 + 5) / 2)  # steps of 1 s, answers of 1 and 5 tokens
+    assert window.missing == pytest.approx((1 + 5) / 2 / 2)  # steps of 1 s, answers of 1 and 5 tokens
     assert window.gap == pytest.approx(20 / np.log(2))
     assert all(len(batch.admitted) <= 1 for batch in world.executor.batches)
 

@@ -48,11 +48,12 @@ class FixedWindow:
 class AdaptiveWindow:
     """Waits as long as those who would come gain more than those who wait lose.
 
-    Who misses a group waits for as long as it is on board, S seconds; who waits for others loses the time until they
-    come, each of n. So a moment more pays while n is less than the arrivals to expect in S, and stops to pay once
-    nobody has come for S / n. The window closes then, or when nobody can be expected before its bound: closing early
-    wins. The bound is twice the time to expect until the group is full, within the limits of the class of each who
-    waits, counted from its arrival: shorter the more wait and the denser they come, longer when traffic is sparse.
+    Who misses a group waits until it ends, half the time that groups are on board on average: M seconds. Who waits for
+    others loses the time until they come, each of n. So a moment more pays while n is less than the arrivals to expect
+    in M, and stops to pay once nobody has come for M / n. The window closes then, or when nobody can be expected before
+    its bound: closing early wins. The bound is twice the time to expect until the group is full, within the limits of
+    the class of each who waits, counted from its arrival: shorter the more wait and the denser they come, longer when
+    traffic is sparse.
 
     `longest`: the limit for a request of no class in CLASS_BOUNDS. Rates follow the last ARRIVALS arrivals and the
     last GROUPS groups, so a change has been taken up after so many.
@@ -82,16 +83,16 @@ class AdaptiveWindow:
         return statistics.median(self._gaps) / math.log(2) if self._gaps else math.inf
 
     @property
-    def on_board(self) -> float:
-        """Seconds that a group is on board; infinite before the first has ended."""
-        return statistics.fmean(self._durations) if self._durations else math.inf
+    def missing(self) -> float:
+        """Seconds that it costs to miss a group; infinite before the first has ended."""
+        return statistics.fmean(self._durations) / 2 if self._durations else math.inf
 
     def closes(self, queue: Rows, size: int, now: float) -> float:
-        waiting, gap, on_board = len(queue), self.gap, self.on_board
+        waiting, gap, missing = len(queue), self.gap, self.missing
         bound = self._bound(queue, 2 * (size - waiting) * gap)
-        if self._gaps and (now + gap > bound or waiting * gap >= on_board):
+        if self._gaps and (now + gap > bound or waiting * gap >= missing):
             return now
-        return min(bound, self._last + on_board / waiting)
+        return min(bound, self._last + missing / waiting)
 
     def _bound(self, queue: Rows, filling: float) -> float:
         """`filling` seconds after the last arrival, within what the classes of the queue allow."""
