@@ -23,8 +23,8 @@ arrivals = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers
 
 
 def overtaken(queue: Queue, plan: list[tuple[int, int, int]], rows: int, budget: int) -> int:
-    """Serves who comes first, so many rows and tokens a step. Returns the most tokens of later arrivals that anybody had
-    seen served when a later one was served once more."""
+    """Serves who comes first, so many rows and tokens a step. Returns the most tokens of later arrivals that anybody
+    had seen served when a later one was served once more."""
     table = queue.table
     work: dict[int, int] = {}
     most = 0
