@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from headway.kernels import linear
-from headway.kernels.linear import Linear, PackedLinear, TorchLinear, WidenedLinear, make_linear
+from headway.kernels.linear import (
+    Linear,
+    PackedLinear,
+    TorchLinear,
+    WidenedLinear,
+    has_native_bf16,
+    make_head,
+    make_linear,
+)
 
 LAYERS = [
     TorchLinear,
@@ -109,3 +117,14 @@ def test_what_the_processor_says_of_itself(cpuinfo: str, native: bool, tmp_path,
     linear.has_native_bf16.cache_clear()
     assert not linear.has_native_bf16()
     linear.has_native_bf16.cache_clear()
+
+
+@pytest.mark.skipif(has_native_bf16(), reason="here the head is computed in bfloat16 arithmetic")
+def test_a_head_widened_to_float32_does_not_round_its_logits():
+    """Two logits that only float32 tells apart stay apart."""
+    weight = torch.tensor([[25.33], [25.24]]).to(torch.bfloat16)
+    weight = torch.cat([weight, torch.tensor([[0.25], [-0.0625]]).to(torch.bfloat16)], dim=1)
+    x = torch.tensor([[1.0, 0.125]], dtype=torch.bfloat16)
+    expected = x.double() @ weight.double().T
+    torch.testing.assert_close(make_head(weight, torch.bfloat16)(x).double(), expected, rtol=0, atol=1e-6)
+    assert make_linear(weight, None, torch.bfloat16)(x).dtype == torch.bfloat16

@@ -85,6 +85,25 @@ def make_linear(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Line
     return WidenedLinear(inner) if widen else inner
 
 
+class Float32Head:
+    """bfloat16 in, float32 out: logits that are rounded to bfloat16 tie, and the wrong one of two may win."""
+
+    def __init__(self, inner: Linear) -> None:
+        self._inner = inner
+        self.nbytes = inner.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._inner(x.float())
+
+
+def make_head(weight: Tensor, dtype: torch.dtype) -> Linear:
+    """The layer that gives logits, in float32 wherever they are computed in float32 anyway. `weight` is [V, in]."""
+    weight = weight.detach().to(dtype)
+    if dtype == torch.bfloat16 and _widens(weight.device):
+        return Float32Head(make_linear(weight.float(), None, torch.float32))
+    return make_linear(weight, None, dtype)
+
+
 def describe(device: torch.device | str, dtype: torch.dtype) -> str:
     """Which arithmetic `make_linear` chooses there, for a person to read."""
     device = torch.device(device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.kernels.linear import Linear, make_linear
+from headway.kernels.linear import Linear, make_head, make_linear
 from headway.kernels.norm import rms_norm
 from headway.kernels.rope import apply_rope, rope_angles, rope_table
 from headway.models.config import LinearRope, Llama3Rope, ModelConfig
@@ -38,10 +38,9 @@ class DecoderModel:
         self._embedding = load.tensor("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [_Layer(config, i, load) for i in range(config.num_layers)]
         self._norm = load.tensor("model.norm.weight", config.hidden_size)
-        if config.tie_word_embeddings:
-            self._head = make_linear(self._embedding, None, dtype)
-        else:
-            self._head = load.linear({"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+        tied = config.tie_word_embeddings
+        head = self._embedding if tied else load.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
+        self._head = make_head(head, dtype)
         inv_freq = inverse_frequencies(config)
         if "rope_freqs.weight" in weights:
             inv_freq = inv_freq / weights.get("rope_freqs.weight", config.head_dim // 2)
