@@ -26,7 +26,7 @@ def test_sizes_are_those_of_the_model(capsys):
     kept = kv_dtype(torch.bfloat16, "cpu")
     per_token = bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, kept)
     assert kv_bytes_per_token(config, kept.itemsize) == per_token
-    assert main(["info", "--device", "cpu", "--kv-cache-memory", "1G"]) == 0
+    assert main(["info", "--device", "cpu", "--kv-cache-memory", "1G", "--block-size", "16"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert f"{numbers / 1e6:.1f} M" in text
     assert f"{per_token:,} bytes" in text

@@ -104,6 +104,7 @@ def test_a_failure_is_raised_and_the_engine_stays_usable(llm: LLM) -> None:
 
 def test_ctrl_c_ends_all_and_the_engine_stays_usable(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_STEP", "0.002")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
     with LLM(str(tiny_model_dir), loop_factory=FACTORY) as llm:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):

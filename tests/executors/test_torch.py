@@ -46,7 +46,8 @@ def driver(shared_executor: TorchExecutor) -> Driver:
 
 
 def config(folder: Path, **changes) -> ExecutorConfig:
-    settings = {"dtype": "float32", "device": "cpu", "kv_cache_memory": POOL, "max_num_seqs": 8, "threads": 1}
+    settings = {"dtype": "float32", "device": "cpu", "kv_cache_memory": POOL, "max_num_seqs": 8}
+    settings |= {"threads": 1, "block_size": 16}
     return ExecutorConfig(str(folder), **(settings | changes))
 
 
