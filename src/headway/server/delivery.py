@@ -79,6 +79,8 @@ class EventStream(Response):
         self._outbox = outbox
         self._ping_seconds = ping_seconds
         self._ready: list[int] = []
+        self._taken: list[int] = []
+        self._events = b""
         self._writing: asyncio.Task[None] | None = None
         self._started = False
         self._silent = True
@@ -111,8 +113,19 @@ class EventStream(Response):
         if position not in self._ready:
             self._ready.append(position)
 
+    def gather(self) -> None:
+        """Makes the events of what has come; called by the outbox."""
+        answer, streams = self._answer, self._answer.streams
+        self._taken, self._ready = self._ready, []
+        if not self._end.done():
+            try:
+                chunks = [answer.chunk(place, delta) for place in self._taken for delta in streams[place].take()]
+                self._events = b"".join(chunks)
+            except Exception as error:  # __call__ handles it
+                self._end.set_exception(error)
+
     def push(self) -> None:
-        """Sends what has come; called by the outbox."""
+        """Sends them; called by the outbox."""
         if self._end.done():
             return
         try:
@@ -122,11 +135,9 @@ class EventStream(Response):
 
     def _push(self) -> None:
         answer, streams = self._answer, self._answer.streams
-        ready, self._ready = self._ready, []
-        events = [answer.chunk(position, delta) for position in ready for delta in streams[position].take()]
-        if events:
-            self._writing = start(self._write(b"".join(events)))
-        for position in ready:
+        if self._events:
+            self._writing = start(self._write(self._events))
+        for position in self._taken:
             if (error := streams[position].error) is not None:
                 raise error
         if answer.aborted:

@@ -9,23 +9,33 @@ from typing import Any, Protocol
 
 
 class Sender(Protocol):
-    def push(self) -> None: ...
+    def gather(self) -> None:
+        """Makes what is to be sent."""
+
+    def push(self) -> None:
+        """Sends it."""
 
 
 class Outbox:
-    """Senders that have something to send, pushed together at the end of the event loop's turn."""
+    """Senders that have something to send, pushed together at the end of the event loop's turn.
+
+    All is made before anything is sent: sends that follow closely find their readers awake, which spares the kernel
+    from waking them again for each.
+    """
 
     def __init__(self) -> None:
         self._due: list[Sender] = []
 
     def add(self, sender: Sender) -> None:
-        """`sender.push()` is called soon. Not to be added again before that."""
+        """`sender.gather()` and `sender.push()` are called soon. Not to be added again before that."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._flush)
         self._due.append(sender)
 
     def _flush(self) -> None:
         due, self._due = self._due, []
+        for sender in due:
+            sender.gather()
         for sender in due:
             sender.push()
 
