@@ -26,7 +26,7 @@ class SchedulerConfig:
     `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
     """
 
-    batching: str = "inflight"
+    batching: str = "continuous"
     policy: str = "fcfs"
     budget: str = "decode-first"
     static_timeout: float = 1.0
