@@ -73,6 +73,9 @@ class NullExecutor:
     def launch(self, batch: Batch) -> Batch:
         return batch
 
+    def done(self, batch: Batch) -> bool:
+        return False
+
     def collect(self, batch: Batch) -> StepOutput:
         now = time.monotonic()
         self._due = max(self._due + self._step_seconds, now)

@@ -20,9 +20,9 @@ from typing import Any
 from rich.table import Table
 
 from common import Verdict, arguments, console, measured
-from headway.core import strategies
 from headway.core.batch import Batch, StepOutput
 from headway.core.config import SchedulerConfig
+from headway.core.scheduler import Scheduler
 from headway.engine.loop import EngineLoop
 from headway.executors.base import Capacity
 from headway.executors.simulated import SimulatedExecutor, VirtualClock
@@ -67,6 +67,9 @@ class Sleeping:
         self._ended = time.perf_counter()
         return self._ended - begin
 
+    def done(self, ticket: tuple[Any, Future[float]]) -> bool:
+        return ticket[1].done()
+
     def collect(self, ticket: tuple[Any, Future[float]]) -> StepOutput:
         tokens, computed = ticket
         took = computed.result()
@@ -99,7 +102,7 @@ def host_gaps(config: SchedulerConfig, step: float, seconds: float) -> list[floa
     def rest(until: float) -> None:
         time.sleep(max(0.0, until - time.monotonic()))
 
-    scheduler = strategies.make_scheduler(config, HOLDS.num_blocks, HOLDS.block_size, HOLDS.max_model_len)
+    scheduler = Scheduler.of(config, HOLDS.num_blocks, HOLDS.block_size, HOLDS.max_model_len)
     loop = EngineLoop(scheduler, executor, time.monotonic)
     Driver(loop, work, rest).run()
     executor.close()

@@ -21,7 +21,6 @@ import numpy as np
 from rich.table import Table
 
 from common import Verdict, arguments, console, spread
-from headway.core import strategies
 from headway.core.batch import Longs
 from headway.core.config import SchedulerConfig
 from headway.core.output_length import OutputLengthPredictor
@@ -56,7 +55,7 @@ class Ignorant(OutputLengthPredictor):
 
 
 def ignorant(config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int) -> Scheduler:
-    scheduler = strategies.make_scheduler(config, num_blocks, block_size, max_model_len)
+    scheduler = Scheduler.of(config, num_blocks, block_size, max_model_len)
     scheduler.output_length = Ignorant()
     return scheduler
 
@@ -99,7 +98,7 @@ def measure(work: list[traffic.Arrival], users: int, wait: float, clusters: bool
 def one_seed(count: int, users: int, seed: int) -> dict[str, dict[str, float]]:
     """Every arm over the same requests."""
     known, natural = requests(count, seed, True), requests(count, seed, False)
-    make = strategies.make_scheduler
+    make = Scheduler.of
     plain = measure(known, users, 1e9, False, make)
     wait = plain["seconds"] * users / count
     return {

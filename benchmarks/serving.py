@@ -11,9 +11,11 @@ Bar: a running engine yields at least 5 times as many wanted tokens per second.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import sys
+import time
 from argparse import Namespace
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,10 +62,11 @@ class Transformers:
     def __init__(self, path: Path, dtype: str, threads: int) -> None:
         os.environ["TQDM_DISABLE"] = "1"
         import torch
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GgufConfig
 
         torch.set_num_threads(threads)
-        source = {"gguf_file": path.name} if path.is_file() else {}
+        packed = {"gguf_file": path.name, "quantization_config": GgufConfig(dequantize=True)}
+        source = packed if path.is_file() else {}
         folder = path.parent if path.is_file() else path
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), **source)
         self.model.generation_config.eos_token_id = None
@@ -99,13 +102,22 @@ async def serve(engine: Engine, work: list[Work]) -> None:
     await asyncio.gather(*(user() for _ in range(CONCURRENCY)))
 
 
-def fastest_dtype() -> str:
-    """What transformers is faster in here: bfloat16 only where the processor multiplies it natively."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return "float32"
-    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+def fastest_dtype(threads: int) -> str:
+    """What transformers is faster in here, by its linear layers at a full batch: not every CPU gains by bfloat16."""
+    import torch
+    from torch.nn import functional
+
+    torch.set_num_threads(threads)
+    times: dict[str, float] = {}
+    for name in ("float32", "bfloat16"):
+        dtype = getattr(torch, name)
+        x, layers = torch.ones(CONCURRENCY, 1024, dtype=dtype), torch.ones(16, 1024, 1024, dtype=dtype)
+        for _ in range(5):
+            began = time.perf_counter()
+            for weight in layers:
+                functional.linear(x, weight)
+            times[name] = min(times.get(name, math.inf), time.perf_counter() - began)
+    return min(times, key=times.__getitem__)
 
 
 async def compare(args: Namespace, path: Path, work: list[Work], dtype: str) -> tuple[dict[str, list[float]], float]:
@@ -128,11 +140,13 @@ async def compare(args: Namespace, path: Path, work: list[Work], dtype: str) -> 
                     theirs.generate(work)
                 rates["transformers"].append(wanted / padded.seconds)
                 others = max(others, padded.others)
+                console.print(f"run {run + 1}: transformers {rates['transformers'][-1]:.1f} tok/s")
                 for arm, times in rounds.items():
                     with measured() as own:
                         await serve(engine, work * times)
                     rates[arm].append(wanted * times / own.seconds)
                     others = max(others, own.others)
+                    console.print(f"run {run + 1}: headway {arm} {rates[arm][-1]:.1f} tok/s")
     return rates, others
 
 
@@ -187,7 +201,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, help="alternations (default 3, with --quick 1)")
     args = parser.parse_args()
     args.runs = args.runs or (1 if args.quick else 3)
-    dtype = args.dtype or fastest_dtype()
+    dtype = args.dtype or fastest_dtype(args.threads)
     path = resolve_model(args.model)
     work = workload(path, args.seed, args.quick)
     rates, others = asyncio.run(compare(args, path, work, dtype))

@@ -18,7 +18,6 @@ from typing import Any
 from rich.table import Table
 
 from common import Verdict, arguments, console
-from headway.core import strategies
 from headway.core.batch import Wait
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Padded
@@ -104,8 +103,9 @@ def settling(before: float, after: float, count: int, seed: int) -> int:
 
 def _with(formation: Padded) -> Callable[[SchedulerConfig, int, int, int], Scheduler]:
     def build(config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int) -> Scheduler:
-        scheduler = strategies.make_scheduler(config, num_blocks, block_size, max_model_len)
-        return Scheduler(scheduler.config, scheduler.pool, max_model_len, formation=formation, budget=scheduler.budget)
+        scheduler = Scheduler.of(config, num_blocks, block_size, max_model_len)
+        scheduler.strategies.formation = formation
+        return scheduler
 
     return build
 

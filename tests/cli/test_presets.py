@@ -7,9 +7,9 @@ import argparse
 import pytest
 
 from headway.cli.engine_flags import add_engine_arguments, engine_config
-from headway.core import strategies
 from headway.core.config import SchedulerConfig
 from headway.core.presets import PRESETS, Setting
+from headway.core.scheduler import Scheduler
 
 
 def config(*flags: str) -> SchedulerConfig:
@@ -34,7 +34,7 @@ def test_a_preset_is_the_flags_it_prints(name, capsys):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_makes_a_scheduler(name):
     made = config("--preset", name)
-    strategies.make_scheduler(made, num_blocks=1000, block_size=16, max_model_len=512)
+    Scheduler.of(made, num_blocks=1000, block_size=16, max_model_len=512)
 
 
 def test_flags_that_are_given_win(capsys):

@@ -16,7 +16,6 @@ from headway.core.batch import Batch, StepOutput
 from headway.core.config import SchedulerConfig
 from headway.core.request import Request, SamplingParams
 from headway.core.scheduler import Scheduler
-from headway.core.strategies import make_scheduler
 from headway.engine.loop import EngineLoop
 from headway.executors.base import Capacity
 from headway.executors.simulated import VirtualClock
@@ -101,6 +100,9 @@ class MemoryExecutor:
         sequence.tokens[end] = token
         return token
 
+    def done(self, ticket: tuple[StepOutput, float]) -> bool:
+        return self.clock() >= ticket[1]
+
     def collect(self, ticket: tuple[StepOutput, float]) -> StepOutput:
         output, end = ticket
         step_id, _ = self.touched.popleft()
@@ -121,8 +123,8 @@ class World:
     block_size: int = 4
     max_model_len: int = 64
     step_time: float = 1.0
-    policy: object = None
-    formation: object = None
+    follow: tuple[SchedulerConfig, ...] = ()
+    """Configurations that the scheduler is told to follow, another one after each step, again and again."""
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -137,7 +139,7 @@ class World:
         self.finished: dict[int, object] = {}
 
     def fresh_scheduler(self) -> Scheduler:
-        return make_scheduler(self.config, self.num_blocks, self.block_size, self.max_model_len)
+        return Scheduler.of(self.config, self.num_blocks, self.block_size, self.max_model_len)
 
     def add(
         self,
@@ -178,6 +180,8 @@ class World:
     def step(self) -> bool:
         events = self.loop.step()
         self.note(events)
+        if events is not None and self.follow:
+            self.scheduler.follow(self.follow[events.step_id % len(self.follow)], self.clock())
         self.scheduler.check()
         return events is not None
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from headway.core.budget import LatencyBound, StepLimits
 from headway.core.config import SchedulerConfig
+from headway.core.load import Load
 from headway.core.request import Request, SamplingParams
-from headway.core.step_time import Load, StepTimeModel
+from headway.core.step_time import StepTimeModel
 from headway.core.table import RequestTable, Rows
 from tests.core.memory import World
 
@@ -128,7 +129,7 @@ def test_the_scheduler_learns_and_keeps_the_promise():
     executor, taken = world.executor, []
 
     def launch(batch, launch=executor.launch):
-        load = Load.of(batch)
+        load = batch.load
         executor.step_time = device(load)
         taken.append((load, executor.step_time))
         return launch(batch)

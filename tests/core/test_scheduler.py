@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from headway.core.config import SchedulerConfig
 from headway.core.event_log import replay
+from headway.core.policies import POLICIES
 from headway.core.request import FinishReason, RequestError
 from tests.core.memory import EOS, World, expected_token
 
@@ -61,10 +64,64 @@ def expected(
 @given(configs, requests, st.integers(9, 40), st.integers(1, 5))
 def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size):
     """Random arrivals, lengths, aborts and pools so small that rows are preempted."""
-    longest = max(prompt + max_tokens for _, prompt, max_tokens, _, _ in plan)
-    world = World(config, max(num_blocks, -(-longest // block_size)), block_size, max_model_len=40)
+    world = World(config, enough(plan, num_blocks, block_size), block_size, max_model_len=40)
     world.run(plan)
+    check_that_nothing_is_lost(world, plan)
 
+
+@settings(max_examples=150, deadline=None)
+@given(configs, st.lists(st.tuples(configs, st.sampled_from(sorted(POLICIES))), min_size=1, max_size=4), requests)
+def test_nothing_is_lost_when_strategies_change_after_every_step(config, others, plan):
+    """Any formation, policy and budget after any other, with requests waiting, on board and lingering."""
+    fixed = {"prefix_caching": config.prefix_caching, "max_num_seqs": config.seqs}
+    follow = tuple(
+        replace(
+            other,
+            policy=policy,
+            max_batch_size=min(other.max_batch_size, config.max_batch_size),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            **fixed,
+        )
+        for other, policy in others
+    )
+    world = World(config, enough(plan, 12, 4), 4, max_model_len=40, follow=follow)
+    world.run(plan)
+    check_that_nothing_is_lost(world, plan)
+
+
+def test_what_memory_was_sized_for_cannot_change():
+    config = SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64)
+    world = World(config)
+    for change, named in (
+        ({"max_num_seqs": 9}, "seqs was set to 8"),
+        ({"prefix_caching": False}, "prefix_caching was set to True"),
+        ({"max_num_batched_tokens": 65}, "sized for 64"),
+        ({"policy": "nonsense"}, "nonsense"),
+        ({"batching": "nonsense"}, "nonsense"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            world.scheduler.follow(replace(config, **change), 0.0)
+        assert world.scheduler.config is config
+    assert not world.events, "what was refused is not in the log"
+
+
+def test_a_policy_keeps_its_account_when_only_a_limit_changes():
+    config = SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64, policy="fair")
+    world = World(config)
+    before = world.scheduler.strategies.policy
+    world.scheduler.follow(replace(config, burst_size=1), 0.0)
+    assert world.scheduler.strategies.policy is before
+    world.scheduler.follow(replace(config, policy="fcfs"), 0.0)
+    assert world.scheduler.strategies.policy is not before
+
+
+def enough(plan, num_blocks: int, block_size: int) -> int:
+    """Blocks: as many as given, or as the longest request needs."""
+    longest = max(prompt + max_tokens for _, prompt, max_tokens, _, _ in plan)
+    return max(num_blocks, -(-longest // block_size))
+
+
+def check_that_nothing_is_lost(world: World, plan) -> None:
     assert set(world.finished) == set(range(len(plan)))
     for handle, (arrival, prompt, max_tokens, natural, abort_after) in enumerate(plan):
         finished = world.finished[handle]
@@ -245,8 +302,8 @@ def test_eviction_that_would_not_help_is_not_done():
     scheduler = world.scheduler
     last = np.array([scheduler.table.row_of(2)])
     held = int(scheduler.table.blocks[last[0]])
-    assert scheduler._room.evict(last, held + 1, now=1.0) == (0, 0)
+    assert scheduler._lineup._room.evict(last, held + 1, now=1.0) == (0, 0)
     assert scheduler.counters.num_preemptions == 0
-    assert scheduler._room.evict(last, held, now=1.0) == (held, 0)
+    assert scheduler._lineup._room.evict(last, held, now=1.0) == (held, 0)
     world.drain()
     assert [len(world.tokens[h]) for h in range(3)] == [8, 8, 8]

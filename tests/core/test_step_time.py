@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from headway.core import step_time
 from headway.core.batch import Batch
-from headway.core.step_time import PER_STRATUM, STRATA, Load, StepTimeModel, nnls, nnls_gram
+from headway.core.load import STRATA, Load
+from headway.core.step_time import PER_STRATUM, StepTimeModel, nnls, nnls_gram
 
 TRUE = np.array([2e-3, 1e-5, 1e-9, 2e-5, 2e-8, 2e-5])
 SATURATED_AT = 256
@@ -41,18 +42,18 @@ def batch(starts: list[int], tokens: list[int], pads: list[int]) -> Batch:
 
 
 def test_the_load_of_a_mixed_batch():
-    load = Load.of(batch([100, 7, 0], [1, 1, 16], [0, 0, 0]))
+    load = batch([100, 7, 0], [1, 1, 16], [0, 0, 0]).load
     assert load == Load(tokens=18, attended=15 * 16, rows=3, kv_tokens=101 + 8 + 16)
     assert STRATA[load.stratum] == "prompts"
 
 
 def test_padding_is_computed_too():
-    load = Load.of(batch([0, 0], [3, 9], [6, 0]))
+    load = batch([0, 0], [3, 9], [6, 0]).load
     assert load == Load(tokens=18, attended=8 * 3 + 8 * 9, rows=2, kv_tokens=12)
 
 
 def test_decodes_attend_to_what_they_read_and_nothing_more():
-    load = Load.of(batch([40, 50], [1, 1], [0, 0]))
+    load = batch([40, 50], [1, 1], [0, 0]).load
     assert load == Load(tokens=2, attended=0, rows=2, kv_tokens=92)
     assert STRATA[load.stratum] == "decode"
 

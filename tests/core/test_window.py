@@ -156,7 +156,7 @@ def test_the_scheduler_tells_it_how_long_groups_are_on_board():
     config = SchedulerConfig(batching="dynamic", wait_window="adaptive", max_wait=3.0, max_batch_size=4, depth=1)
     world = World(config, num_blocks=400, max_model_len=64)
     world.run([(i * 20.0, 4, 1 + 4 * (i % 2), 10**6, None) for i in range(8)])
-    window = world.scheduler.formation.window
+    window = world.scheduler.strategies.formation.window
     assert window.missing == pytest.approx((1 + 5) / 2 / 2)  # steps of 1 s, answers of 1 and 5 tokens
     assert window.gap == pytest.approx(20 / np.log(2))
     assert all(len(batch.admitted) <= 1 for batch in world.executor.batches)

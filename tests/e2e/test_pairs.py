@@ -13,6 +13,7 @@ from headway.core import strategies
 from headway.core.config import SchedulerConfig
 from headway.core.policies import POLICIES
 from headway.core.request import Request, SamplingParams, Slo
+from headway.core.scheduler import Scheduler
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop
 from headway.engine.startup import BUILD_LOOP, make_loop, silent
@@ -76,11 +77,24 @@ def executor(tiny_model_dir):
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("batching", strategies.FORMATIONS)
 def test_pair(executor, case, batching, policy):
-    requests, expected = case
+    serve_all(executor, case, [config_for(batching, policy)])
+
+
+def test_cycling_through_all_pairs_with_requests_in_flight(executor, case):
+    pairs = [config_for(batching, policy) for policy in POLICIES for batching in strategies.FORMATIONS]
+    serve_all(executor, case, pairs)
+
+
+def serve_all(executor, case, configs: list[SchedulerConfig]) -> None:
+    """Serves the requests, each step under the next configuration, again and again until all have had a step."""
     holds = executor.capacity()
-    scheduler = strategies.make_scheduler(
-        config_for(batching, policy), holds.num_blocks, holds.block_size, holds.max_model_len
-    )
+    scheduler = Scheduler.of(configs[0], holds.num_blocks, holds.block_size, holds.max_model_len)
+    while scheduler.counters.num_steps < len(configs):
+        serve(executor, case, scheduler, configs)
+
+
+def serve(executor, case, scheduler: Scheduler, configs: list[SchedulerConfig]) -> None:
+    requests, expected = case
     loop = EngineLoop(scheduler, executor, time.monotonic)
     tokens: dict[int, list[int]] = {one.handle: [] for one in requests}
     begin = time.monotonic()
@@ -96,8 +110,10 @@ def test_pair(executor, case, batching, policy):
         if events is not None:
             for handle, token in zip(events.handles.tolist(), events.token_ids.tolist(), strict=True):
                 tokens[handle].append(token)
+            scheduler.follow(configs[scheduler.counters.num_steps % len(configs)], time.monotonic())
         scheduler.check()
         assert time.monotonic() - begin < 60, "it does not end"
     for one, truth in zip(requests, expected, strict=True):
-        compare(f"{batching}, {policy}, request {one.handle}", truth, tokens[one.handle])
+        name = f"{scheduler.config.batching}, {scheduler.config.policy}, request {one.handle}"
+        compare(name, truth, tokens[one.handle])
     assert not scheduler.pool.usage

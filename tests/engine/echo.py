@@ -45,6 +45,9 @@ class EchoExecutor:
             self._seats[new.slot] = new
         return batch
 
+    def done(self, batch: Batch) -> bool:
+        return True
+
     def collect(self, batch: Batch) -> StepOutput:
         time.sleep(self._step_seconds)
         ends = (batch.starts + batch.num_tokens)[batch.samples].tolist()

@@ -94,7 +94,7 @@ def test_bfloat16_is_widened_where_the_cpu_would_emulate_it(native, onednn, kind
         )
     make_linear(random(8, 8), None, torch.bfloat16)
     assert chosen[-1] == kind.__name__
-    assert ("no bfloat16 arithmetic" in linear.describe("cpu", torch.bfloat16)) == (kind is WidenedLinear)
+    assert ("no fast bfloat16 arithmetic" in linear.describe("cpu", torch.bfloat16)) == (kind is WidenedLinear)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,8 @@ def test_bfloat16_is_widened_where_the_cpu_would_emulate_it(native, onednn, kind
     [
         ("flags\t\t: fpu avx2 avx512f avx512_bf16\n", True),
         ("flags\t\t: fpu amx_bf16 amx_tile\n", True),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512f avx512_bf16\n", False),
+        ("vendor_id\t: GenuineIntel\nflags\t\t: fpu avx512_bf16 amx_bf16\n", True),
         ("Features\t: fp asimd bf16 i8mm\n", True),
         ("flags\t\t: fpu avx2 avx512f\n", False),
         ("processor\t: 0\n", False),

@@ -45,6 +45,9 @@ class ScriptedExecutor:
         self._sequences |= {admission.slot: admission for admission in batch.admitted}
         return batch
 
+    def done(self, batch: Batch) -> bool:
+        return True
+
     def collect(self, batch: Batch) -> StepOutput:
         time.sleep(self._step_seconds)
         positions = (batch.starts + batch.num_tokens)[batch.samples]

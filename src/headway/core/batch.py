@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from headway.core.load import Load
 from headway.core.request import FinishReason, SamplingParams
 
 Ints = npt.NDArray[np.int32]
@@ -41,6 +42,7 @@ class Batch:
     pad_tokens int32[n]: throwaway tokens that a padded formation really computes.
     block_slots, block_index, block_ids int32[m]: block tables' new entries, table[slot][index] = id, to be applied
     (after `admitted`, whose slots start with empty tables) before the pass.
+    load: what the pass costs the device; it follows from the rest.
     """
 
     step_id: int
@@ -54,6 +56,10 @@ class Batch:
     block_slots: Ints
     block_index: Ints
     block_ids: Ints
+    load: Load = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "load", Load.of(self.starts, self.num_tokens, self.pad_tokens))
 
     @property
     def total_tokens(self) -> int:
@@ -101,7 +107,8 @@ class StepOutput:
 
     `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
     the step in seconds, `device_time` the part in which the device computed. `failed` maps a row's position in the
-    batch to what went wrong with it alone (its logits were not numbers, say); it has no token.
+    batch to what went wrong with it alone (its logits were not numbers, say); it has no token. `entropy` maps positions
+    of rows whose first token this is to the entropy of its distribution, in nats, where the executor knows it.
     """
 
     step_id: int
@@ -111,6 +118,7 @@ class StepOutput:
     elapsed: float = 0.0
     device_time: float = 0.0
     failed: dict[int, str] = field(default_factory=dict)
+    entropy: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

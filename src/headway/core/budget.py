@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from headway.core.batch import Ints, Longs
-from headway.core.step_time import NOTHING, Load, StepTimeModel
+from headway.core.load import NOTHING, Load
+from headway.core.step_time import StepTimeModel
 from headway.core.table import Rows
 
 

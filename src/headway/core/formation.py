@@ -80,7 +80,8 @@ class Padded(Formation):
         self.window.arrived(at)
 
     def emptied(self, now: float) -> None:
-        self.window.ran(now - self._left)
+        if not math.isnan(self._left):  # else it was another formation's group
+            self.window.ran(now - self._left)
 
     def may_join(self, queue: Rows, board: Rows, more: bool, now: float) -> int | Wait:
         if len(board):

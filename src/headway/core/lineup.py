@@ -9,14 +9,12 @@ import numpy as np
 from headway.core.accounting import WAIT_ROW, Accounting, State
 from headway.core.batch import Ints, Longs, Wait
 from headway.core.board import Board
-from headway.core.budget import Budget, StepLimits
-from headway.core.config import SchedulerConfig
-from headway.core.formation import Formation
+from headway.core.budget import StepLimits
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, join_entries
-from headway.core.policies import Policy
 from headway.core.policies.base import in_order
 from headway.core.room import NOBODY, Room
-from headway.core.table import RUNNING, RequestTable, Rows, RowSet
+from headway.core.strategies import Strategies
+from headway.core.table import RUNNING, Floats, RequestTable, Rows, RowSet
 
 
 class Lineup:
@@ -24,26 +22,20 @@ class Lineup:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        strategies: Strategies,
         table: RequestTable,
         waiting: RowSet,
         board: Board,
         room: Room,
         accounting: Accounting,
-        formation: Formation,
-        policy: Policy,
-        budget: Budget,
     ) -> None:
-        self._config = config
+        self._strategies = strategies
         self._table = table
         self._waiting = waiting
         self._board = board
         self._room = room
         self._pool = board.pool
         self._accounting = accounting
-        self._formation = formation
-        self._policy = policy
-        self._budget = budget
 
     def ready(self) -> Longs:
         """Rows on board that may be launched once more and still have something to compute."""
@@ -58,16 +50,17 @@ class Lineup:
         """
         if not len(self._waiting):
             return NOBODY, math.inf
-        openings = self._budget.openings(Rows(self._table, ready, now), limits)
+        openings = self._strategies.budget.openings(Rows(self._table, ready, now), limits)
         most = min(openings, self._board.num_free)
-        if self._config.burst_size is not None:
-            most = min(most, self._config.burst_size - admitted)
+        burst_size = self._strategies.config.burst_size
+        if burst_size is not None:
+            most = min(most, burst_size - admitted)
         if most <= 0:
             self._accounting.queue_waits_for(WAIT_ROW, now)
             return NOBODY, math.inf
         queue = Rows(self._table, self._waiting.rows, now)
         seated = np.concatenate([self._board.running.rows, self._board.lingering.rows])
-        allowed = self._formation.may_join(queue, Rows(self._table, seated, now), more, now)
+        allowed = self._strategies.formation.may_join(queue, Rows(self._table, seated, now), more, now)
         if isinstance(allowed, Wait):
             self._accounting.queue_waits_for(State.WAIT_WINDOW, now)
             return NOBODY, allowed.until
@@ -84,13 +77,10 @@ class Lineup:
 
     def _leaders(self, queue: Rows, count: int, now: float) -> Longs:
         """The `count` rows of lowest score, ties by age. A partial sort: the queue may be very long."""
-        score = self._policy.score(queue, now)
-        if count < len(score):
-            among = np.flatnonzero(score <= np.partition(score, count - 1)[count - 1])
-        else:
-            among = np.arange(len(score))
-        order = np.lexsort((queue.seq[among], score[among]))
-        rows: Longs = queue.index[among[order[:count]]]
+        score = self._strategies.policy.score(queue, now)
+        among = np.arange(len(score)) if count >= len(score) else _lowest(score, queue, count)
+        order = np.lexsort((self._table.seq[queue.index[among]], score[among]))
+        rows: Longs = queue.index[among[order]]
         return rows
 
     def share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
@@ -100,8 +90,8 @@ class Lineup:
             work = table.target[ready] - table.computed[ready]
             if np.count_nonzero(work == 1) == len(work):
                 return ready, work  # everybody gets its one token: there is nothing to decide
-        rows = in_order(self._policy, Rows(table, np.concatenate([ready, joining]), now))
-        tokens = self._budget.grant(Rows(table, rows, now), limits, now)
+        rows = in_order(self._strategies.policy, Rows(table, np.concatenate([ready, joining]), now))
+        tokens = self._strategies.budget.grant(Rows(table, rows, now), limits, now)
         granted = tokens > 0
         full = np.count_nonzero(granted) >= limits.rows
         self.note_waits(rows[~granted], WAIT_ROW if full else State.WAIT_BUDGET, now)
@@ -148,3 +138,17 @@ class Lineup:
             self._accounting.enter(idle, state, now)
         if not on_board.all():
             self._accounting.queue_waits_for(state, now)
+
+
+def _lowest(score: Floats, queue: Rows, count: int) -> Longs:
+    """Positions of the `count` lowest scores, of equal ones the oldest. Nothing is sorted: there may be 100,000."""
+    limit = score.min() if count == 1 else np.partition(score, count - 1)[count - 1]
+    among = np.flatnonzero(score <= limit)
+    if len(among) == count:
+        return among
+    equal = score[among] == limit
+    surely, tied = among[~equal], among[equal]
+    missing = count - len(surely)
+    seq = queue.seq[tied]
+    oldest = tied[seq.argmin()][None] if missing == 1 else tied[np.argpartition(seq, missing - 1)[:missing]]
+    return np.concatenate([surely, oldest])

@@ -9,11 +9,9 @@ import numpy as np
 
 from headway.core.batch import Bools, Ints, Longs
 from headway.core.board import Board
-from headway.core.formation import Formation
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
-from headway.core.policies import Policy
 from headway.core.policies.base import in_order
-from headway.core.preemption import Preemption
+from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, RequestTable, Rows
 
 NOBODY: Longs = np.zeros(0, np.int64)
@@ -27,21 +25,14 @@ class Room:
         table: RequestTable,
         pool: BlockPool,
         board: Board,
-        formation: Formation,
-        policy: Policy,
-        preemption: Preemption,
+        strategies: Strategies,
         preempt: Callable[[int, float], None],
-        *,
-        backfill: bool,
     ) -> None:
         self._table = table
         self._pool = pool
         self._board = board
-        self._formation = formation
-        self._policy = policy
-        self._preemption = preemption
+        self._strategies = strategies
         self._preempt = preempt
-        self._backfill = backfill and not formation.lingers
         self._watermark = math.ceil(0.01 * pool.num_blocks)
 
     def need(self, rows: Longs, tokens: Ints) -> Ints:
@@ -67,7 +58,7 @@ class Room:
         if int(need.sum()) <= self._pool.available:
             return np.ones(len(rows), np.bool_)
         table = self._table
-        order = in_order(self._policy, Rows(table, self._board.running.rows, now))
+        order = in_order(self._strategies.policy, Rows(table, self._board.running.rows, now))
         place = {int(row): position for position, row in enumerate(order)}
         served = np.zeros(len(rows), np.bool_)
         free, coming = self._pool.available, self._board.leaving_blocks
@@ -99,7 +90,7 @@ class Room:
         if wanted <= 0 or sum(gain.values()) < wanted:
             return 0, 0
         gained_now = gained_later = 0
-        for position in self._preemption.victims(Rows(table, candidates, now), now):
+        for position in self._strategies.preemption.victims(Rows(table, candidates, now), now):
             if gained_now + gained_later >= wanted:
                 break
             row = int(candidates[position])
@@ -122,7 +113,7 @@ class Room:
         A prompt that is computed in chunks is promised the blocks of all of it, so that prompts never evict each other.
         Returns who fits, and the blocks that each must be given at once at least.
         """
-        together, at_once = self._formation.claims(Rows(self._table, rows, now), self._pool.block_size)
+        together, at_once = self._strategies.formation.claims(Rows(self._table, rows, now), self._pool.block_size)
         fits = together <= self._spare(free)
         count = int(np.count_nonzero(fits))
         most = self._pool.tables.shape[1]
@@ -145,7 +136,8 @@ class Room:
         table = self._table
         count = self._fitting(rows, now)
         table.backfilled[rows[:count]] = 0
-        if count == len(rows) or not self._backfill:
+        backfill = self._strategies.config.backfill and not self._strategies.formation.lingers
+        if count == len(rows) or not backfill:
             return rows[:count]
         whole = blocks_for(table.target[rows], self._pool.block_size) - table.shared[rows]
         left = self._spare(self._pool.available) - int(whole[:count].sum())
@@ -177,5 +169,5 @@ class Room:
         """The rows on board that have passed `head`, in the policy's order."""
         board = self._board.running.rows
         passed = board[self._table.backfilled[board] == 1]
-        order = in_order(self._policy, Rows(self._table, np.append(passed, head), now))
+        order = in_order(self._strategies.policy, Rows(self._table, np.append(passed, head), now))
         return order[int(np.flatnonzero(order == head)[0]) + 1 :]

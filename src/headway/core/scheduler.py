@@ -14,24 +14,25 @@ from typing import Any
 import numpy as np
 
 from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
-from headway.core.batch import Batch, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
+from headway.core.batch import Batch, Bools, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
 from headway.core.board import Board
-from headway.core.budget import Budget, DecodeFirst, StepLimits
+from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
-from headway.core.formation import Formation
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
-from headway.core.policies import Fcfs, Policy
-from headway.core.preemption import LastInOrder, Preemption
+from headway.core.policies import Policy
+from headway.core.prefix import PrefixIndex
 from headway.core.request import FinishReason, Request, RequestError
 from headway.core.room import NOBODY, Room
-from headway.core.step_time import Load, StepTimeModel
+from headway.core.step_time import StepTimeModel
+from headway.core.strategies import Strategies
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
-("add_late", now, step_id), ("commit", now, step_id, output), ("fail", now, step_id, message), ("no_more", now)."""
+("add_late", now, step_id), ("commit", now, step_id, output), ("fail", now, step_id, message), ("no_more", now),
+("follow", now, config)."""
 
 REFRESH_EVERY = 16
 """Steps after which the output lengths to expect of those on board are looked at again."""
@@ -62,55 +63,56 @@ class Scheduler:
 
     def __init__(
         self,
-        config: SchedulerConfig,
+        strategies: Strategies,
         pool: BlockPool,
         max_model_len: int,
         *,
-        formation: Formation | None = None,
-        policy: Policy | None = None,
-        budget: Budget | None = None,
-        preemption: Preemption | None = None,
         step_time: StepTimeModel | None = None,
         log: Callable[[Event], None] | None = None,
     ) -> None:
-        self.config = config
+        self.strategies = strategies
         self.pool = pool
         self.max_model_len = max_model_len
-        self.formation = formation or Formation()
-        self.policy = policy or Fcfs()
-        self.budget = budget or DecodeFirst()
-        self.preemption = preemption or LastInOrder()
         self.table = RequestTable()
         self.accounting = Accounting(self.table.capacity)
         self.counters = Counters()
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
-        self.board = Board(self.table, pool, config.seqs, max_model_len)
+        self.board = Board(self.table, pool, strategies.config.seqs, max_model_len)
         self.log = log
-        self._room = Room(
-            self.table,
-            pool,
-            self.board,
-            self.formation,
-            self.policy,
-            self.preemption,
-            self._preempt,
-            backfill=config.backfill,
-        )
-        self._lineup = Lineup(
-            config,
-            self.table,
-            self.waiting,
-            self.board,
-            self._room,
-            self.accounting,
-            self.formation,
-            self.policy,
-            self.budget,
-        )
+        room = Room(self.table, pool, self.board, strategies, self._preempt)
+        self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting)
+        self._sized_for = strategies.config
         self._step_id = 0
         self._more = True
+
+    @classmethod
+    def of(
+        cls,
+        config: SchedulerConfig,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        *,
+        secret: bytes = b"",
+        own: Policy | None = None,
+    ) -> Scheduler:
+        """A scheduler of the strategies that `config` names, over so many KV blocks.
+
+        `secret` is the key of the prefix index; `own` is a policy to use instead of the one that is named.
+
+        Raises:
+            ValueError: as Strategies.of.
+        """
+        prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
+        pool = BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes)
+        model = StepTimeModel()
+        return cls(Strategies.of(config, model, own), pool, max_model_len, step_time=model)
+
+    @property
+    def config(self) -> SchedulerConfig:
+        return self.strategies.config
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -132,15 +134,44 @@ class Scheduler:
         self.waiting.add(row)
         self.board.look_up(row)  # so that policies see uncached work
         self.output_length.begin(self.table, np.array([row]))
-        self.policy.arrived(Rows(self.table, np.array([row]), now), now)
+        self.strategies.policy.arrived(Rows(self.table, np.array([row]), now), now)
         self._more = True
-        self.formation.arrived(request.arrival)
+        self.strategies.formation.arrived(request.arrival)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
         if self.log:
             self.log(("no_more", now))
         self._more = False
+
+    def follow(self, config: SchedulerConfig, now: float) -> None:
+        """Other strategies and limits, from the next step on. Requests in flight stay where they are.
+
+        Raises:
+            ValueError: a name is unknown, or what memory was sized for at the start would change. All stays as it was.
+        """
+        sized = self._sized_for
+        for name in ("seqs", "prefix_caching"):
+            if getattr(config, name) != getattr(sized, name):
+                raise ValueError(f"{name} was set to {getattr(sized, name)} at the start and cannot change")
+        if config.max_num_batched_tokens > sized.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens cannot be {config.max_num_batched_tokens}: memory was sized for "
+                f"{sized.max_num_batched_tokens} at the start"
+            )
+        before = self.strategies.policy
+        self.strategies.follow(config, self.step_time)
+        if self.log:
+            self.log(("follow", now, config))
+        if self.strategies.policy is not before:
+            live = np.flatnonzero((self.table.phase != Phase.FREE) & (self.table.phase != ENDED))
+            if len(live):
+                self.strategies.policy.arrived(Rows(self.table, live[np.argsort(self.table.seq[live])], now), now)
+        if not self.strategies.formation.lingers:
+            ended = self.board.lingering.rows.copy()
+            for row in map(int, ended):
+                self.board.lingering.discard(row)
+            self._settle(ended, now)
 
     def _check_fits(self, prompt_len: int, limit: int) -> None:
         if prompt_len == 0:
@@ -209,7 +240,7 @@ class Scheduler:
         limits = StepLimits(
             self.config.max_batch_size - len(batch.rows),
             self.config.max_num_batched_tokens - batch.total_tokens,
-            Load.of(batch),
+            batch.load,
         )
         joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._more, now)
         if not len(joining):
@@ -240,7 +271,7 @@ class Scheduler:
     ) -> Batch:
         table, counters = self.table, self.counters
         self._note_computing(rows, table.computed[rows], now)
-        self.policy.served(Rows(table, rows, now), tokens, now)
+        self.strategies.policy.served(Rows(table, rows, now), tokens, now)
         if len(admitted):
             counters.num_prefix_queries += int(table.target[admitted].sum())
             counters.num_prefix_hits += int(table.computed[admitted].sum())
@@ -249,8 +280,8 @@ class Scheduler:
         if len(self.board.lingering):
             rows = np.concatenate([rows, self.board.lingering.rows])
             tokens = np.concatenate([tokens, np.zeros(len(self.board.lingering), np.int32)])
-        padding = self.formation.pad(tokens)
-        if self.formation.lingers:
+        padding = self.strategies.formation.pad(tokens)
+        if self.strategies.formation.lingers:
             counters.num_pad_tokens += int(padding.sum())
         starts = table.computed[rows]
         target = table.target[rows]
@@ -290,7 +321,7 @@ class Scheduler:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
         if self.log:
             self.log(("commit", now, batch.step_id, output))
-        self.step_time.observe(Load.of(batch), output.elapsed)
+        self.step_time.observe(batch.load, output.elapsed)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         live = table.phase[rows] != ENDED
@@ -307,11 +338,20 @@ class Scheduler:
             heirs, tokens = heirs[kept], tokens[kept]
             if logprobs is not None:
                 logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
+        self._note_entropy(rows, live, output)
         ends += self._append(heirs, tokens, now)
         self._remember(batch)
         handles = table.handle[heirs]
         self._settle(rows, now)
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
+
+    def _note_entropy(self, rows: Longs, live: Bools, output: StepOutput) -> None:
+        """How sure the first token of some rows was says how long their answers may become."""
+        known = [i for i in output.entropy if live[i]]
+        if known:
+            entropy = np.array([output.entropy[i] for i in known])
+            self.output_length.note_entropy(self.table, rows[known], entropy)
+            self.output_length.refresh(self.table, rows[known])
 
     def _remember(self, batch: Batch) -> None:
         """The blocks of prompts that this step has filled can be found by others; answers follow when they leave."""
@@ -355,7 +395,7 @@ class Scheduler:
     ) -> Finished:
         """Marks a row as ended; `_settle` frees it."""
         table = self.table
-        self.policy.ended(Rows(table, np.array([row]), now), now)
+        self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
         self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
         if table.phase[row] == RUNNING:
             self.board.stop_running(row, ENDED)
@@ -386,7 +426,7 @@ class Scheduler:
         if not np.count_nonzero(gone):
             return
         for row in map(int, rows[gone]):
-            if table.phase[row] == ENDED and self.formation.lingers and table.slot[row] >= 0:
+            if table.phase[row] == ENDED and self.strategies.formation.lingers and table.slot[row] >= 0:
                 board.lingering.add(row)
             elif not table.launched[row]:
                 self._vacate(row)
@@ -395,7 +435,7 @@ class Scheduler:
             for row in map(int, lingering[table.launched[lingering] == 0].copy()):
                 self._vacate(row)
             if not len(board.lingering):
-                self.formation.emptied(now)
+                self.strategies.formation.emptied(now)
 
     def _vacate(self, row: int) -> None:
         table = self.table

@@ -7,15 +7,14 @@ prompts' attention; rows; KV tokens read; and the tokens beyond the point where 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from headway.core.batch import Batch, Bools
+from headway.core.batch import Bools
+from headway.core.load import STRATA, Load
 from headway.core.table import Floats
 
 NUM_FEATURES = 6
-STRATA = ("decode", "mixed", "prompts")
 PER_STRATUM = 256
 MEMORY = 8 * PER_STRATUM
 """Steps of a stratum that the reservoir stands for: older ones fade, so that it follows a device that changes."""
@@ -23,36 +22,10 @@ SATURATION_GRID = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 FIT_AT = (8, 16, 32, 64, 128, 256)
 FIT_EVERY = 512
 FEW, UNSURE = 64, 1.25
-
-
-class Load(NamedTuple):
-    """What a step costs the device, in numbers: tokens computed (padding included); attended, the sum over its rows of
-    (chunk - 1) x context, which is 0 for decodes; rows; and KV tokens read."""
-
-    tokens: float
-    attended: float
-    rows: float
-    kv_tokens: float
-
-    @classmethod
-    def of(cls, batch: Batch) -> Load:
-        tokens = batch.num_tokens + batch.pad_tokens
-        context = batch.starts + batch.num_tokens
-        rows, total, kv_tokens = len(tokens), float(np.add.reduce(tokens)), float(np.add.reduce(context))
-        attended = 0.0
-        if total > rows:  # who computes one token adds nothing
-            attended = float(np.dot(tokens.astype(np.float64), context)) - kv_tokens
-        return cls(total, attended, float(rows), kv_tokens)
-
-    @property
-    def stratum(self) -> int:
-        """Its place in STRATA: 0 decode only, 1 mixed, 2 mostly prompts."""
-        if self.tokens <= self.rows:
-            return 0
-        return 1 if self.tokens < 4 * self.rows else 2
-
-
-NOTHING = Load(0.0, 0.0, 0.0, 0.0)
+SOON, ASK_EVERY = 0.05, 16
+EARLY = 0.75
+"""`at_least`: the share of steps that take less, the steps after which it is asked for again, and the
+share of a prediction that is believed until then."""
 
 
 class StepTimeModel:
@@ -71,6 +44,8 @@ class StepTimeModel:
         self._ratios = [np.zeros(PER_STRATUM) for _ in STRATA]
         self._seen = [0] * len(STRATA)
         self._predicted = [0] * len(STRATA)
+        self._soonest = [EARLY] * len(STRATA)
+        self._soonest_after = [0] * len(STRATA)
         self._until_fit = FIT_EVERY
         self._lottery = 1
         self._fitting: Iterator[None] | None = None
@@ -91,6 +66,15 @@ class StepTimeModel:
         over = tokens - self.saturation
         linear = c0 + c_tokens * tokens + c_attended * attended + c_rows * rows + c_kv * kv_tokens
         return linear + c_over * over if over > 0 else linear
+
+    def at_least(self, load: Load) -> float:
+        """Seconds that a step of this load takes in most cases or more; 0 before the first fit."""
+        stratum = load.stratum
+        if self._predicted[stratum] >= self._soonest_after[stratum]:
+            self._soonest_after[stratum] = self._predicted[stratum] + ASK_EVERY
+            ratios = self._ratios[stratum][: self._predicted[stratum]]
+            self._soonest[stratum] = float(np.quantile(ratios, SOON)) if len(ratios) >= ASK_EVERY else EARLY
+        return self._soonest[stratum] * self.predict(load)
 
     def observe(self, load: Load, seconds: float) -> None:
         """A step of this load took so long."""

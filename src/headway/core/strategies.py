@@ -1,8 +1,9 @@
-"""From the names of strategies to the objects: the one place where flags become formation, policy and budget."""
+"""The four choices of a scheduler, and the one place where their names become objects."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from headway.core import policies
@@ -10,9 +11,7 @@ from headway.core.budget import Budget, DecodeFirst, LatencyBound, PrefillFirst,
 from headway.core.clusters import Clustered
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Continuous, Formation, InFlight, Padded
-from headway.core.kv_cache import BlockPool
-from headway.core.prefix import PrefixIndex
-from headway.core.scheduler import Scheduler
+from headway.core.preemption import LastInOrder, Preemption
 from headway.core.step_time import StepTimeModel
 from headway.core.window import AdaptiveWindow, FixedWindow, WaitWindow
 
@@ -35,6 +34,45 @@ BUDGETS: dict[str, Callable[[SchedulerConfig, StepTimeModel], Budget]] = {
     "prefill-first": lambda config, model: PrefillFirst(),
     "latency": lambda config, model: LatencyBound(model, config.tpot_slo, config.max_num_partial_prefills),
 }
+
+
+FORMATION_FIELDS = ("batching", "static_timeout", "max_wait", "wait_window", "max_batch_size")
+POLICY_FIELDS = ("policy", "overtaking", "length_clusters", "cluster_wait")
+"""What of the configuration each is made from."""
+
+
+@dataclass(slots=True)
+class Strategies:
+    """Whoever needs a choice looks here each time, so that all can change while requests are in flight."""
+
+    config: SchedulerConfig
+    formation: Formation = field(default_factory=Continuous)
+    policy: policies.Policy = field(default_factory=policies.Fcfs)
+    budget: Budget = field(default_factory=DecodeFirst)
+    preemption: Preemption = field(default_factory=LastInOrder)
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, model: StepTimeModel, own: policies.Policy | None = None) -> Strategies:
+        """Those that `config` names; `own` is a policy to use instead of the named one.
+
+        Raises:
+            ValueError: one of the names is unknown, or two do not go together; the message says which.
+        """
+        return cls(config, formation(config), own or policy(config, model), budget(config, model))
+
+    def follow(self, config: SchedulerConfig, model: StepTimeModel) -> None:
+        """From now on as `config` says. Formation and policy are kept, with all that they have learnt, where the
+        configuration of them is the same. Raises ValueError as `of` does; nothing has changed then."""
+        new = Strategies.of(config, model)
+        if not _alike(config, self.config, FORMATION_FIELDS):
+            self.formation = new.formation
+        if not _alike(config, self.config, POLICY_FIELDS):
+            self.policy = new.policy
+        self.config, self.budget = config, new.budget
+
+
+def _alike(one: SchedulerConfig, other: SchedulerConfig, names: tuple[str, ...]) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def formation(config: SchedulerConfig) -> Formation:
@@ -61,35 +99,6 @@ def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
     if not formation(config).lingers:
         raise ValueError(f"length_clusters is for padded batching (static, dynamic); {config.batching} pads nothing")
     return Clustered(made, config.cluster_wait)
-
-
-def make_scheduler(
-    config: SchedulerConfig,
-    num_blocks: int,
-    block_size: int,
-    max_model_len: int,
-    *,
-    secret: bytes = b"",
-    own: policies.Policy | None = None,
-) -> Scheduler:
-    """A scheduler of the strategies that `config` names, over so many KV blocks.
-
-    `secret` is the key of the prefix index; `own` is a policy to use instead of the one that is named.
-
-    Raises:
-        ValueError: one of the names is unknown; the message lists those there are.
-    """
-    prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
-    model = StepTimeModel()
-    return Scheduler(
-        config,
-        BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes),
-        max_model_len,
-        formation=formation(config),
-        policy=own or policy(config, model),
-        budget=budget(config, model),
-        step_time=model,
-    )
 
 
 def _known(what: str, there_are: Mapping[str, T], name: str) -> T:

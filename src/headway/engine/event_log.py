@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from headway.core.batch import Logprobs, StepOutput
+from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Event
 
@@ -30,6 +31,7 @@ class _Output(msgspec.Struct, array_like=True):
     elapsed: float
     device_time: float
     failed: dict[int, str]
+    entropy: dict[int, float]
 
 
 class EventLog:
@@ -65,6 +67,8 @@ def read_event_log(path: str | Path) -> Iterator[Event]:
                 facts = [msgspec.convert(facts[0], Request)]
             elif kind == "abort":
                 facts[1] = FinishReason(facts[1])
+            elif kind == "follow":
+                facts = [msgspec.convert(facts[0], SchedulerConfig)]
             elif kind == "commit":
                 facts[1] = _unpack(msgspec.convert(facts[1], _Output))
             yield (kind, now, *facts)
@@ -79,6 +83,7 @@ def _pack(output: StepOutput) -> _Output:
         output.elapsed,
         output.device_time,
         output.failed,
+        output.entropy,
     )
 
 
@@ -91,4 +96,5 @@ def _unpack(output: _Output) -> StepOutput:
         output.elapsed,
         output.device_time,
         output.failed,
+        output.entropy,
     )

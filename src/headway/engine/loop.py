@@ -13,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core import strategies
 from headway.core.batch import Batch, StepEvents, Wait
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
-from headway.core.step_time import Load
 from headway.engine.config import EngineConfig
 from headway.engine.event_log import EventLog
 from headway.executors import make_executor
@@ -25,7 +23,9 @@ from headway.executors.base import Capacity, Executor
 from headway.executors.config import ExecutorConfig
 
 HOST_TIME = 0.0005
-"""Seconds before the expected end of a step at which the next one is launched."""
+"""Seconds that launching a step is taken to need, until it has been measured."""
+LOOK_EVERY = 0.001, 0.01
+"""While a step is held back: seconds, and share of the hold, after which to see whether the device is idle already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,7 @@ class EngineLoop:
         self._prepared: Batch | None = None
         self._launch_at = -math.inf
         self._began = 0.0
+        self._host_time = HOST_TIME
         self._device_time = 0.0
         self._host_gap = 0.0
         self._idle_since: float | None = None
@@ -93,8 +94,7 @@ class EngineLoop:
         """
         self.wait_until = math.inf
         while len(self._in_flight) < self.scheduler.config.depth and self._prepare():
-            if self._launch_at > self.clock():
-                self.wait_until = self._launch_at
+            if self._holds():
                 return None
             self._launch()
         if not self._in_flight:
@@ -122,7 +122,16 @@ class EngineLoop:
             self._prepared = batch
             self._launch_at = -math.inf
             if self._in_flight:
-                self._launch_at = self.scheduler.formation.launch_at(self._expected_end(), HOST_TIME)
+                self._launch_at = self.scheduler.strategies.formation.launch_at(self._expected_end(), self._host_time)
+        return True
+
+    def _holds(self) -> bool:
+        """Whether the doors of the prepared batch stay open. Never past the end of what the device computes."""
+        now = self.clock()
+        if self._launch_at <= now or all(self.executor.done(ticket) for _, ticket in self._in_flight):
+            return False
+        least, share = LOOK_EVERY
+        self.wait_until = min(self._launch_at, now + max(least, share * (self._launch_at - self._began)))
         return True
 
     def _launch(self) -> None:
@@ -138,10 +147,16 @@ class EngineLoop:
         if not self._in_flight:
             self._began = now
         self._in_flight.append((batch, self.executor.launch(batch)))
+        self._host_time += 0.1 * (self.clock() - now - self._host_time)
 
     def _expected_end(self) -> float:
-        """When the device will have worked off what is launched."""
-        return self._began + sum(self.scheduler.step_time.predict(Load.of(batch)) for batch, _ in self._in_flight)
+        """When the device will have worked off what is launched, at the earliest."""
+        return self._began + sum(self.scheduler.step_time.at_least(batch.load) for batch, _ in self._in_flight)
+
+    @property
+    def holding(self) -> bool:
+        """A prepared batch is held back while the device computes."""
+        return self._prepared is not None
 
     @property
     def idle(self) -> bool:
@@ -178,9 +193,7 @@ class EngineLoop:
 def make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
     """The scheduler that fits what an executor can hold."""
     limits = replace(config.scheduler, max_num_seqs=capacity.max_num_seqs)
-    return strategies.make_scheduler(
-        limits, capacity.num_blocks, capacity.block_size, capacity.max_model_len, secret=os.urandom(32)
-    )
+    return Scheduler.of(limits, capacity.num_blocks, capacity.block_size, capacity.max_model_len, secret=os.urandom(32))
 
 
 def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], None]) -> EngineLoop:

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 STATS_EVERY = 0.1
 """Seconds between two snapshots that go with a step."""
+POLL_RESOLUTION = 0.001
+"""Seconds: less than that no socket can be waited for."""
 STOP_WITHIN = 5.0
 """Seconds that an orphaned engine gets to end its step."""
 LINGER = 1.0
@@ -169,12 +171,16 @@ class EngineServer:
             self._ended.clear()
 
     def _rest(self) -> None:
-        """Nothing to compute: says how things stand, then sleeps until the loop wants to be asked or word comes."""
-        if self._news:
+        """Nothing to launch: says how things stand, then sleeps until the loop wants to be asked or word comes."""
+        if self._news and not self._loop.holding:
             self._send_ends(self._loop.stats())
             self._news = False
+        self._send_ends()
         seconds = self._loop.wait_until - self._loop.clock()
-        self._poller.poll(None if seconds == math.inf else max(0, int(seconds * 1000)))
+        if 0 < seconds < POLL_RESOLUTION:
+            time.sleep(seconds)
+        else:
+            self._poller.poll(None if seconds == math.inf else max(0, int(seconds * 1000)))
 
 
 def _one_line(error: Exception) -> str:

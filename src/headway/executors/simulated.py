@@ -70,6 +70,9 @@ class SimulatedExecutor:
         self._free_at = max(self._clock(), self._free_at) + elapsed
         return batch, tokens, self._free_at, elapsed
 
+    def done(self, ticket: tuple[Batch, Ints, float, float]) -> bool:
+        return self._clock() >= ticket[2]
+
     def collect(self, ticket: tuple[Batch, Ints, float, float]) -> StepOutput:
         batch, tokens, end, elapsed = ticket
         self._clock.advance_to(end)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,13 @@ from headway.kernels.decode_attention import GATHERED
 from headway.kernels.kv_cache import KVCache, bytes_per_token, kv_dtype
 from headway.kernels.prefill_attention import QUERY_TILE
 from headway.models.llama import DecoderModel
+from headway.sampling.entropy import entropy_of_likeliest
 from headway.sampling.sampler import Sampled, Sampler
 
 Longs = npt.NDArray[np.int64]
 
 DTYPES = {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+NO_ENTROPY = torch.zeros(0)
 NOTHING_TO_CHOOSE = "the model's logits leave nothing to choose from (NaN, infinity, or every token forbidden)"
 
 
@@ -45,10 +48,11 @@ class _Launched:
 
     batch: Batch
     sampled: Sampled | None
+    entropy: torch.Tensor
+    """float32, of the rows that a prompt has brought to a token."""
     started: float
     submitted: float
-    done: Callable[[], float]
-    """Waits for the device; returns when it had finished."""
+    completion: _Completion
 
 
 class TorchExecutor:
@@ -94,10 +98,13 @@ class TorchExecutor:
     def launch(self, batch: Batch) -> Future[_Launched]:
         return self._thread.submit(self._launch, batch)
 
+    def done(self, ticket: Future[_Launched]) -> bool:
+        return ticket.done() and (ticket.exception() is not None or ticket.result().completion.reached())
+
     def collect(self, ticket: Future[_Launched]) -> StepOutput:
         """Waits for the step. Whatever went wrong in it is raised here; steps launched later still run."""
         launched = ticket.result()
-        finished = launched.done()
+        finished = launched.completion.wait()
         started = max(launched.started, self._finished)
         output = _to_output(launched, finished - started, finished - max(launched.submitted, self._finished))
         self._finished = finished
@@ -116,8 +123,15 @@ class TorchExecutor:
         positions = self._tensor(step.positions)
         token_ids = self._slots.tokens[self._tensor(step.slots), positions]
         logits = self._model.forward(token_ids, positions, plan.attend, self._tensor(step.sampling))
+        entropy = self._entropy(batch, logits)
         sampled = self._sample(batch, logits) if len(logits) else None
-        return _Launched(batch, sampled, started, submitted, _completion(self._model.device))
+        return _Launched(batch, sampled, entropy, started, submitted, _completion(self._model.device))
+
+    def _entropy(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+        which = np.flatnonzero(batch.num_tokens[batch.samples] > 1)
+        if not len(which):
+            return NO_ENTROPY
+        return entropy_of_likeliest(logits[self._tensor(which)]).to("cpu", non_blocking=True)
 
     def _sample(self, batch: Batch, logits: torch.Tensor) -> Sampled:
         slots = batch.slots[batch.samples].astype(np.int64)
@@ -128,6 +142,11 @@ class TorchExecutor:
 
     def _tensor(self, array: Longs) -> torch.Tensor:
         return torch.from_numpy(array).to(self._model.device)
+
+
+def _after_prompt(batch: Batch) -> Longs:
+    """Positions in the batch of the rows that a prompt, or the end of one, has brought to a token."""
+    return np.flatnonzero(batch.samples & (batch.num_tokens > 1))
 
 
 def _to_output(launched: _Launched, elapsed: float, device_time: float) -> StepOutput:
@@ -147,21 +166,50 @@ def _to_output(launched: _Launched, elapsed: float, device_time: float) -> StepO
         elapsed=elapsed,
         device_time=device_time,
         failed=dict.fromkeys(rows[~valid].tolist(), NOTHING_TO_CHOOSE),
+        entropy=dict(zip(_after_prompt(batch).tolist(), launched.entropy.tolist(), strict=True)),
     )
 
 
-def _completion(device: torch.device) -> Callable[[], float]:
-    if device.type == "cpu":
-        finished = time.perf_counter()
-        return lambda: finished
-    event = torch.cuda.Event()
-    event.record()
+class _Completion(Protocol):
+    """When the device has worked off a step. Times are those of time.perf_counter."""
 
-    def wait() -> float:
-        event.synchronize()
+    def reached(self) -> bool: ...
+
+    def wait(self) -> float:
+        """Waits for the device; returns when it had finished."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """A CPU has computed the step when launching it returns."""
+
+    finished: float
+
+    def reached(self) -> bool:
+        return True
+
+    def wait(self) -> float:
+        return self.finished
+
+
+class _Recorded:
+    """A GPU computes on after the launch."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record()
+
+    def reached(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> float:
+        self._event.synchronize()
         return time.perf_counter()
 
-    return wait
+
+def _completion(device: torch.device) -> _Completion:
+    return _Past(time.perf_counter()) if device.type == "cpu" else _Recorded()
 
 
 def _device(name: str) -> torch.device:

@@ -19,6 +19,8 @@ ONEDNN_OPS = ("_linear_pointwise", "_reorder_linear_weight")
 CPUINFO = Path("/proc/cpuinfo")
 BF16_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 """What Linux calls bfloat16 dot products: the first two on x86, the last on Arm."""
+INTEL_BF16_FEATURES = {"amx_bf16"}
+"""Intel's AVX512 ones are no faster than float32's: the layers of a 135M model took 66 ms against 51 at 32 rows."""
 
 
 class Linear(Protocol):
@@ -111,7 +113,7 @@ def describe(device: torch.device | str, dtype: torch.dtype) -> str:
         return f"torch {str(dtype).removeprefix('torch.')} on {device.type}"
     name = "oneDNN packed" if has_onednn() else "torch"
     if dtype == torch.bfloat16 and _widens(device):
-        return f"{name} float32 on weights rounded to bfloat16 (this CPU has no bfloat16 arithmetic)"
+        return f"{name} float32 on weights rounded to bfloat16 (this CPU has no fast bfloat16 arithmetic)"
     return f"{name} {str(dtype).removeprefix('torch.')}"
 
 
@@ -121,13 +123,14 @@ def _widens(device: torch.device) -> bool:
 
 @cache
 def has_native_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 itself. Where that cannot be read, it is taken not to."""
+    """Whether this CPU multiplies bfloat16 faster than float32. Where that cannot be read, it is taken not to."""
     try:
         lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         return False
-    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return not BF16_FEATURES.isdisjoint(features.split())
+    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "").split()
+    intel = any(line.startswith("vendor_id") and line.endswith("GenuineIntel") for line in lines)
+    return not (INTEL_BF16_FEATURES if intel else BF16_FEATURES).isdisjoint(features)
 
 
 @cache

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from headway.core import policies, strategies
+from headway.core import policies
 from headway.core.config import SchedulerConfig
+from headway.core.scheduler import Scheduler
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop
 from headway.engine.startup import BUILD_LOOP, Report, make_loop, silent
@@ -111,7 +112,7 @@ class Live:
         holds = self.capacity
         if config.seqs > holds.max_num_seqs:
             raise ValueError(f"{config.seqs} sequences were asked for, but the executor has {holds.max_num_seqs} slots")
-        scheduler = strategies.make_scheduler(config, holds.num_blocks, holds.block_size, holds.max_model_len)
+        scheduler = Scheduler.of(config, holds.num_blocks, holds.block_size, holds.max_model_len)
         loop = EngineLoop(scheduler, self._executor, time.monotonic)
         done = Driver(loop, traffic, _sleep_until, users=users, watch=watch).run()
         self.step_times.append(paced.StepTimes.of(scheduler.step_time))

@@ -19,6 +19,7 @@ from headway.core.batch import Ints
 from headway.core.config import SchedulerConfig
 from headway.core.policies import Policy
 from headway.core.request import Request, SamplingParams, Slo
+from headway.core.scheduler import Scheduler
 from headway.core.table import Floats, Phase, RequestTable, Rows
 from headway.executors.base import Capacity
 from headway.lab import paced
@@ -129,7 +130,7 @@ def traffic(count: int, seed: int, load: float = 1.5) -> list[Arrival]:
 
 
 def _serve(policy: Policy, requests: list[Arrival], config: SchedulerConfig, capacity: Capacity) -> list[tuple]:
-    build = partial(strategies.make_scheduler, own=policy)
+    build = partial(Scheduler.of, own=policy)
     run = paced.run(config, requests, step_times=STEP_TIMES, capacity=capacity, build=build)
     return [(one.first_token, one.finished, one.output_len) for one in run.served]
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headway.core import strategies
 from headway.core.batch import Admission, Batch
 from headway.core.config import SchedulerConfig
 from headway.core.scheduler import Scheduler
-from headway.core.step_time import Load, StepTimeModel
+from headway.core.step_time import StepTimeModel
 from headway.engine.loop import EngineLoop
 from headway.executors.base import Capacity
 from headway.executors.simulated import SimulatedExecutor, VirtualClock
@@ -21,7 +20,7 @@ from headway.lab.drive import EOS, Driver, Run, nobody
 from headway.lab.traffic import Arrival
 
 BuildScheduler = Callable[[SchedulerConfig, int, int, int], Scheduler]
-"""(config, num_blocks, block_size, max_model_len): as `strategies.make_scheduler`, or one with a part of one's own."""
+"""(config, num_blocks, block_size, max_model_len): as `Scheduler.of`, or one with a part of one's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class StepTimes:
         return cls(*model.coefficients.tolist(), saturation=model.saturation)
 
     def __call__(self, batch: Batch) -> float:
-        load = Load.of(batch)
+        load = batch.load
         return (
             self.base
             + self.per_token * load.tokens
@@ -81,7 +80,7 @@ def run(
     step_times: Callable[[Batch], float] = SMOLLM2,
     capacity: Capacity = AMPLE,
     users: int | None = None,
-    build: BuildScheduler = strategies.make_scheduler,
+    build: BuildScheduler = Scheduler.of,
     watch: Callable[[int], None] = nobody,
 ) -> Run:
     """Serves the traffic to its end, as an open loop, or with `users` as a closed one (see `Driver`).

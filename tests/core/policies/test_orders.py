@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from headway.core import policies
+from headway.core.load import Load
 from headway.core.policies.deadline import LeastLaxity
-from headway.core.step_time import Load, StepTimeModel
+from headway.core.step_time import StepTimeModel
 from tests.core.policies.queue import Queue
 
 

@@ -33,6 +33,7 @@ class Aged(Policy):
         self.policy = policy
         self.overtaking = overtaking
         self._due = -1
+        self._begun = False
         self._later = 0.0
         self._work = np.zeros(256)  # tokens served to each number, from _due + 1 on
 
@@ -67,6 +68,8 @@ class Aged(Policy):
         self._work[-count:] = 0.0
 
     def arrived(self, rows: Rows, now: float) -> None:
+        if not self._begun:  # it may follow another policy: numbers need not begin with 0
+            self._due, self._begun = int(rows.seq.min()) - 1, True
         self.policy.arrived(rows, now)
 
     def ended(self, rows: Rows, now: float) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from headway.core.load import Load
 from headway.core.policies.base import Policy
-from headway.core.step_time import Load, StepTimeModel
+from headway.core.step_time import StepTimeModel
 from headway.core.table import Floats, Rows
 
 NEVER = 1e12
