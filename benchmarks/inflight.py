@@ -13,7 +13,6 @@ import operator
 import statistics
 import sys
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,42 +40,37 @@ DEPTH_1 = replace(IN_FLIGHT, batching="continuous", depth=1)
 
 
 @dataclass
-class Sleeping:
-    """A device on a thread of its own that takes `step` seconds of real time a step; tokens are those of a simulated
-    one. `gaps`: how long it had nothing to do between two steps that followed one another."""
+class Device:
+    """Works through its queue by itself, `step` seconds of real time a step, as a GPU does; tokens are those of a
+    simulated one. `gaps`: how long it had nothing to do before each step."""
 
     step: float
     gaps: list[float] = field(default_factory=list)
-    _ended: float | None = None
+    _free_at: float = 0.0
 
     def __post_init__(self) -> None:
         self._tokens = SimulatedExecutor(HOLDS, lambda batch: self.step, VirtualClock())
-        self._thread = ThreadPoolExecutor(1)
 
     def capacity(self) -> Capacity:
         return HOLDS
 
-    def launch(self, batch: Batch) -> tuple[Any, Future[float]]:
-        return self._tokens.launch(batch), self._thread.submit(self._compute)
+    def launch(self, batch: Batch) -> tuple[Any, float]:
+        tokens = self._tokens.launch(batch)
+        now = time.monotonic()
+        self.gaps.append(max(0.0, now - self._free_at))
+        self._free_at = max(now, self._free_at) + self.step
+        return tokens, self._free_at
 
-    def _compute(self) -> float:
-        begin = time.perf_counter()
-        if self._ended is not None:
-            self.gaps.append(begin - self._ended)
-        time.sleep(self.step)
-        self._ended = time.perf_counter()
-        return self._ended - begin
+    def done(self, ticket: tuple[Any, float]) -> bool:
+        return time.monotonic() >= ticket[1]
 
-    def done(self, ticket: tuple[Any, Future[float]]) -> bool:
-        return ticket[1].done()
-
-    def collect(self, ticket: tuple[Any, Future[float]]) -> StepOutput:
-        tokens, computed = ticket
-        took = computed.result()
-        return replace(self._tokens.collect(tokens), elapsed=took, device_time=took)
+    def collect(self, ticket: tuple[Any, float]) -> StepOutput:
+        tokens, end = ticket
+        time.sleep(max(0.0, end - time.monotonic()))
+        return self._tokens.collect(tokens)
 
     def close(self) -> None:
-        self._thread.shutdown()
+        pass
 
 
 def boarding(config: SchedulerConfig, step: float) -> float:
@@ -96,7 +90,7 @@ def mean_ttft(config: SchedulerConfig, step: float, gap: float, count: int, seed
 
 def host_gaps(config: SchedulerConfig, step: float, seconds: float) -> list[float]:
     """Real time between two steps, in seconds, with 32 rows decoding all the while."""
-    executor = Sleeping(step)
+    executor = Device(step)
     work = [Arrival(0.0, 1, int(seconds / step))] * ROWS
 
     def rest(until: float) -> None:

@@ -231,7 +231,7 @@ class Real:
 
     def __init__(self, args: Namespace, path: Path, work: dict[str, list[Arrival]]) -> None:
         self.args, self.path, self.work = args, path, work
-        self.dtype = args.dtype or fastest_dtype()
+        self.dtype = args.dtype or fastest_dtype(args.threads)
         self.kept: dict[str, Any] = {"arms": {}}
         if args.json and args.json.exists():
             self.kept = json.loads(args.json.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ from headway.executors.base import Capacity, Executor
 from headway.executors.config import ExecutorConfig
 
 HOST_TIME = 0.0005
-"""Seconds that launching a step is taken to need, until it has been measured."""
+"""Seconds that launching a step is taken to need, waking up included, until that has been measured."""
 LOOK_EVERY = 0.001, 0.01
 """While a step is held back: seconds, and share of the hold, after which to see whether the device is idle already."""
 
@@ -63,10 +63,10 @@ class EngineLoop:
         self.event_log = event_log
         self.scheduler.log = event_log or scheduler.log
         self.wait_until = math.inf
-        self._in_flight: deque[tuple[Batch, Any]] = deque()
+        self._in_flight: deque[tuple[Batch, Any, float]] = deque()
         self._prepared: Batch | None = None
         self._launch_at = -math.inf
-        self._began = 0.0
+        self._ended = 0.0
         self._host_time = HOST_TIME
         self._device_time = 0.0
         self._host_gap = 0.0
@@ -100,7 +100,7 @@ class EngineLoop:
         if not self._in_flight:
             self._idle_since = None
             return None
-        batch, ticket = self._in_flight.popleft()
+        batch, ticket, began = self._in_flight.popleft()
         try:
             output = self.executor.collect(ticket)
         except Exception as error:  # whatever a device may throw ends the requests of this step only
@@ -108,7 +108,7 @@ class EngineLoop:
         now = self.clock()
         self._device_time += output.device_time
         self._idle_since = None if self._in_flight else now
-        self._began = now
+        self._ended = min(now, max(began, self._ended) + output.elapsed)
         return self.scheduler.commit(batch, output, now)
 
     def _prepare(self) -> bool:
@@ -128,30 +128,36 @@ class EngineLoop:
     def _holds(self) -> bool:
         """Whether the doors of the prepared batch stay open. Never past the end of what the device computes."""
         now = self.clock()
-        if self._launch_at <= now or all(self.executor.done(ticket) for _, ticket in self._in_flight):
+        if self._launch_at <= now or all(self.executor.done(ticket) for _, ticket, _ in self._in_flight):
             return False
         least, share = LOOK_EVERY
-        self.wait_until = min(self._launch_at, now + max(least, share * (self._launch_at - self._began)))
+        self.wait_until = min(self._launch_at, now + max(least, share * (self._launch_at - self._running_since)))
         return True
 
     def _launch(self) -> None:
         assert self._prepared is not None
         now = self.clock()
         batch = self._prepared
-        if self._launch_at > -math.inf:  # it was held back
+        held = self._launch_at > -math.inf
+        if held:
             batch = self.scheduler.add_late(batch, now)
         self._prepared = None
         if self._idle_since is not None:
             self._host_gap += now - self._idle_since
             self._idle_since = None
-        if not self._in_flight:
-            self._began = now
-        self._in_flight.append((batch, self.executor.launch(batch)))
-        self._host_time += 0.1 * (self.clock() - now - self._host_time)
+        self._in_flight.append((batch, self.executor.launch(batch), now))
+        took = self.clock() - (self._launch_at if held else now)
+        self._host_time = max(took, 0.99 * self._host_time)
 
     def _expected_end(self) -> float:
         """When the device will have worked off what is launched, at the earliest."""
-        return self._began + sum(self.scheduler.step_time.at_least(batch.load) for batch, _ in self._in_flight)
+        at_least = self.scheduler.step_time.at_least
+        return self._running_since + sum(at_least(batch.load) for batch, _, _ in self._in_flight)
+
+    @property
+    def _running_since(self) -> float:
+        """When the device began with the oldest step in flight: what came before has ended, and it was launched."""
+        return max(self._ended, self._in_flight[0][2])
 
     @property
     def holding(self) -> bool:
