@@ -188,10 +188,13 @@ class World:
     def drain(self, limit: int = 20_000) -> None:
         """Nobody else comes: steps until everything has ended."""
         self.scheduler.no_more(self.clock())
-        for _ in range(limit):
+        steps = 0
+        while steps < limit:
             if self.loop.idle:
                 return
-            if not self.step():
+            if self.step():
+                steps += 1
+            else:
                 assert self.loop.wait_until < float("inf"), "stuck: requests wait and nothing will ever happen"
                 self.clock.advance_to(self.loop.wait_until)
         raise AssertionError("it does not end")

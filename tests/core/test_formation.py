@@ -106,9 +106,14 @@ def test_who_comes_during_a_step_boards_the_next_one(batching, depth, waits):
 
 def test_shorter_ones_pass_a_giant_that_does_not_fit_and_give_way_once_it_does():
     strict = World(
-        config("continuous", backfill=False, max_batch_size=8), num_blocks=24, block_size=4, max_model_len=96
+        config("continuous", policy="fcfs", backfill=False, max_batch_size=8),
+        num_blocks=24,
+        block_size=4,
+        max_model_len=96,
     )
-    backfill = World(config("continuous", max_batch_size=8), num_blocks=24, block_size=4, max_model_len=96)
+    backfill = World(
+        config("continuous", policy="fcfs", max_batch_size=8), num_blocks=24, block_size=4, max_model_len=96
+    )
     for world in (strict, backfill):
         world.add(0, prompt_len=40, max_tokens=16)  # holds 10 blocks, for 16 steps
         world.step()

@@ -246,3 +246,12 @@ def _dechunked(body: bytes) -> bytes:
         content += rest[: int(size, 16)]
         body = rest[int(size, 16) + 2 :]
     return content
+
+
+def test_only_requests_of_the_same_salt_share_computed_prompts(client: httpx.Client) -> None:
+    def cached(salt: str | None) -> int:
+        body = {"prompt": [7000 + i for i in range(64)], "max_tokens": 2, "cache_salt": salt}
+        answer = client.post(COMPLETIONS, json=body).json()
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached("a"), cached("a"), cached("b"), cached(None), cached("b")] == [0, 48, 0, 0, 48]

@@ -28,7 +28,9 @@ class Board:
         self._table = table
         self.pool = pool
         self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._width = np.int64(max_model_len + 1)
         self._tokens = np.zeros((num_slots, max_model_len + 1), np.int32)
+        self._flat = self._tokens.reshape(-1)
         self._saved: dict[int, Ints] = {}
         self._keys: dict[int, list[bytes]] = {}
         self._found: dict[int, Ints] = {}
@@ -93,6 +95,7 @@ class Board:
         ids = self._found.pop(row, NO_IDS)
         table.blocks[row] = len(ids)
         table.computed[row] = table.cached[row] = len(ids) * prefixes.block_size
+        table.carried[row] -= table.cached[row]
         if table.preemptions[row] == 0:
             table.hits[row] = table.cached[row]
         return self.pool.share(slot, ids)
@@ -129,7 +132,7 @@ class Board:
         """One new token for each of rows int64[n]."""
         table = self._table
         length = table.length[rows]
-        self._tokens[table.slot[rows], length] = tokens
+        self._flat[table.slot[rows] * self._width + length] = tokens
         table.length[rows] = length + 1
 
     def stop_running(self, row: int, phase: int) -> None:
@@ -150,6 +153,7 @@ class Board:
         self.pool.release(slot)
         self._free_slots.append(slot)
         table.slot[row] = -1
+        table.carried[row] += table.computed[row]
         table.blocks[row] = table.computed[row] = table.cached[row] = table.shared[row] = 0
         table.target[row] = table.length[row]
 

@@ -26,8 +26,8 @@ class SchedulerConfig:
     `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
     """
 
-    batching: str = "continuous"
-    policy: str = "fcfs"
+    batching: str = "inflight"
+    policy: str = "default"
     budget: str = "decode-first"
     static_timeout: float = 1.0
     max_wait: float = 0.05

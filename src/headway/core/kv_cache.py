@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
+from headway.core.batch import Ints, Longs
 from headway.core.prefix import PrefixIndex
 
 BlockEntries = tuple[Ints, Ints, Ints]
@@ -68,8 +68,8 @@ class BlockPool:
     def usage(self) -> float:
         return 1.0 - self.available / self.num_blocks
 
-    def extend(self, slots: Ints, counts: Ints) -> BlockEntries:
-        """Gives slots[i] counts[i] more blocks; slots int32[n] are distinct, counts int32[n].
+    def extend(self, slots: Longs, counts: Ints) -> BlockEntries:
+        """Gives slots[i] counts[i] more blocks; slots int64[n] are distinct, counts int32[n] positive.
 
         Raises:
             ValueError: more than `available`; nothing is given then.
@@ -82,16 +82,18 @@ class BlockPool:
                 self._free[self._num_free] = self.prefixes.forget()
                 self._num_free += 1
                 self.num_forgotten += 1
-        owner = np.repeat(slots, counts)
         first = self.held[slots]
-        within = np.arange(total, dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
-        index = np.repeat(first, counts) + within
+        owner, index = slots, first
+        if total > len(slots):
+            owner = np.repeat(slots, counts)
+            within = np.arange(total, dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
+            index = np.repeat(first, counts) + within
         ids = self._free[self._num_free - total : self._num_free][::-1].copy()
         self._num_free -= total
         self.refs[ids] = 1
         self.tables[owner, index] = ids
         self.held[slots] = first + counts
-        return owner, index, ids
+        return owner.astype(np.int32), index, ids
 
     def share(self, slot: int, ids: Ints) -> BlockEntries:
         """Gives an empty slot the blocks `ids` int32[m], which others may hold too."""

@@ -10,7 +10,7 @@ from headway.core.accounting import WAIT_ROW, Accounting, State
 from headway.core.batch import Ints, Longs, Wait
 from headway.core.board import Board
 from headway.core.budget import StepLimits
-from headway.core.kv_cache import NO_ENTRIES, BlockEntries, join_entries
+from headway.core.kv_cache import BlockEntries, join_entries
 from headway.core.policies.base import in_order
 from headway.core.room import NOBODY, Room
 from headway.core.strategies import Strategies
@@ -103,10 +103,12 @@ class Lineup:
         Returns the rows and tokens that remain, the newly admitted of them, and the new block table entries.
         """
         room, table = self._room, self._table
-        need = room.need(rows, tokens)
         boarded = table.phase[rows] == RUNNING
-        if not np.count_nonzero(need) and np.count_nonzero(boarded) == len(rows):
-            return rows, tokens, NOBODY, NO_ENTRIES
+        if np.count_nonzero(boarded) == len(rows):
+            entries = room.extend(rows, tokens)
+            if entries is not None:
+                return rows, tokens, NOBODY, entries
+        need = room.need(rows, tokens)
         keep = boarded.copy()
         keep[boarded] = room.for_board(rows[boarded], need[boarded], now)
         pressed = np.count_nonzero(keep) < np.count_nonzero(boarded)

@@ -44,14 +44,31 @@ class Room:
         result: Ints = np.maximum(lacking, 0)
         return result
 
+    def extend(self, rows: Longs, tokens: Ints) -> BlockEntries | None:
+        """The blocks that rows on board lack, if there are enough for all; None where somebody would have to give way.
+
+        Most rows lack none in most steps, and what is cached of a row on board it holds.
+        """
+        table, block_size = self._table, self._pool.block_size
+        ends, held = table.computed[rows] + tokens, table.blocks[rows]
+        growing = (ends > held * block_size).nonzero()[0]
+        if not len(growing):
+            return NO_ENTRIES
+        need = blocks_for(ends[growing], block_size) - held[growing]
+        if int(need.sum()) > self._pool.available:
+            return None
+        return self._give(rows[growing], need)
+
     def give(self, rows: Longs, need: Ints) -> BlockEntries:
         """Hands the blocks out; they have been found before."""
         if not np.count_nonzero(need):
             return NO_ENTRIES
         grows = need > 0
-        growing, counts = rows[grows], need[grows]
-        self._table.blocks[growing] += counts
-        return self._pool.extend(self._table.slot[growing], counts)
+        return self._give(rows[grows], need[grows])
+
+    def _give(self, rows: Longs, counts: Ints) -> BlockEntries:
+        self._table.blocks[rows] += counts
+        return self._pool.extend(self._table.slot[rows], counts)
 
     def for_board(self, rows: Longs, need: Ints, now: float) -> Bools:
         """Which of the rows on board can have what they need; later ones in the order may be evicted for them."""

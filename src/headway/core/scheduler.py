@@ -276,34 +276,36 @@ class Scheduler:
             counters.num_prefix_queries += int(table.target[admitted].sum())
             counters.num_prefix_hits += int(table.computed[admitted].sum())
         counters.num_batched_rows += len(rows)
-        counters.num_batched_tokens += int(tokens.sum())
-        if len(self.board.lingering):
-            rows = np.concatenate([rows, self.board.lingering.rows])
-            tokens = np.concatenate([tokens, np.zeros(len(self.board.lingering), np.int32)])
-        padding = self.strategies.formation.pad(tokens)
-        if self.strategies.formation.lingers:
-            counters.num_pad_tokens += int(padding.sum())
+        lingering = self.board.lingering.rows
+        if len(lingering):
+            rows = np.concatenate([rows, lingering])
+            tokens = np.concatenate([tokens, np.zeros(len(lingering), np.int32)])
         starts = table.computed[rows]
         target = table.target[rows]
         computed = starts + tokens
-        samples = (computed == target) & (tokens > 0)
+        samples = computed == target
+        if len(lingering):
+            samples &= tokens > 0
         table.computed[rows] = computed
         table.target[rows] = target + samples
         table.launched[rows] += 1
-        table.served[rows] += tokens
-        return Batch(
+        batch = Batch(
             step_id=step_id,
-            rows=rows.copy(),
-            slots=table.slot[rows],
+            rows=rows,
+            slots=table.slot[rows].astype(np.int32),
             starts=starts,
             num_tokens=tokens,
             samples=samples,
-            pad_tokens=padding,
+            pad_tokens=self.strategies.formation.pad(tokens),
             admitted=tuple(self.board.admission(int(row)) for row in admitted),
             block_slots=entries[0],
             block_index=entries[1],
             block_ids=entries[2],
         )
+        padding = int(batch.pad_tokens.sum()) if self.strategies.formation.lingers else 0
+        counters.num_pad_tokens += padding
+        counters.num_batched_tokens += int(batch.load.tokens) - padding
+        return batch
 
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
         """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
@@ -330,15 +332,17 @@ class Scheduler:
             for i, message in output.failed.items()
             if live[i]
         ]
-        takes = output.counts > 0
-        kept = live[takes]
-        heirs, tokens = rows[takes], output.token_ids
-        logprobs = output.logprobs
+        tokens, logprobs = output.token_ids, output.logprobs
+        heirs, kept = rows, live
+        if len(tokens) < len(rows):
+            takes = output.counts > 0
+            heirs, kept = rows[takes], live[takes]
         if np.count_nonzero(kept) < len(kept):  # tokens past the end of a request that has ended meanwhile
             heirs, tokens = heirs[kept], tokens[kept]
             if logprobs is not None:
                 logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
-        self._note_entropy(rows, live, output)
+        if output.entropy:
+            self._note_entropy(rows, live, output)
         ends += self._append(heirs, tokens, now)
         self._remember(batch)
         handles = table.handle[heirs]
@@ -355,7 +359,7 @@ class Scheduler:
 
     def _remember(self, batch: Batch) -> None:
         """The blocks of prompts that this step has filled can be found by others; answers follow when they leave."""
-        if self.pool.prefixes is None:
+        if self.pool.prefixes is None or batch.load.tokens <= batch.load.rows:
             return
         ends = batch.starts + batch.num_tokens
         for i in (batch.num_tokens > 1).nonzero()[0]:
@@ -370,7 +374,7 @@ class Scheduler:
             fresh = rows[elsewhere]
             table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
             accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now)
-        stops = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
+        stops = table.stops(rows, tokens)
         ended = (stops | (table.length[rows] >= table.limit[rows])).nonzero()[0]
         return [
             self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]))

@@ -33,20 +33,21 @@ RUNNING, LEAVING, ENDED = int(Phase.RUNNING), int(Phase.LEAVING), int(Phase.ENDE
 class RequestTable:
     """The hot facts of every live request as numpy columns of equal length, grown by doubling.
 
-    phase int8; slot int32, the executor's row or -1; handle int64; seq int64, the order of adding (breaks ties);
+    phase int8; slot int64, the executor's row or -1; handle int64; seq int64, the order of adding (breaks ties);
     arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
     codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
     length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
     exists or is being computed by a launched step; cached, what the prefix index held when last asked; shared, blocks
     of that which others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
-    steps that do; blocks, KV blocks held; preemptions; served, tokens computed for it, recomputation included;
+    steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it that `computed` does not show;
     backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose
-    output lengths are like its own (-1: its length is known); stop_ids [rows, w], padded with -1.
+    output lengths are like its own (-1: its length is known). stop_ids: as many columns as a row
+    has stop tokens, padded with -1.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
     phase: npt.NDArray[np.int8]
-    slot: Ints
+    slot: Longs
     handle: Longs
     seq: Longs
     arrival: Floats
@@ -67,19 +68,20 @@ class RequestTable:
     launched: Ints
     blocks: Ints
     preemptions: Ints
-    served: Ints
+    carried: Ints
     backfilled: Ints
     predicted: Ints
     length_group: Ints
-    stop_ids: Ints
+    stop_ids: list[Ints]
 
     _COUNTS = (
-        "slot priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
-        "blocks preemptions served backfilled predicted length_group"
+        "priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
+        "blocks preemptions carried backfilled predicted length_group"
     )
-    _FROM_ZERO = ("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "served", "backfilled")
+    _FROM_ZERO = ("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "carried", "backfilled")
     _COLUMNS = {
         "phase": np.int8,
+        "slot": np.int64,
         "handle": np.int64,
         "seq": np.int64,
         "arrival": np.float64,
@@ -92,7 +94,7 @@ class RequestTable:
         self.capacity = capacity
         for name, dtype in self._COLUMNS.items():
             setattr(self, name, np.zeros(capacity, dtype))
-        self.stop_ids = np.full((capacity, 1), -1, np.int32)
+        self.stop_ids = [np.full(capacity, -1, np.int32)]
         self.requests: list[Request | None] = [None] * capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._row_of: dict[int, int] = {}
@@ -140,6 +142,13 @@ class RequestTable:
         self._seq += 1
         return row
 
+    def stops(self, rows: Longs, tokens: Ints) -> Bools:
+        """bool[n]: which of rows int64[n] end with tokens int32[n]."""
+        result: Bools = self.stop_ids[0][rows] == tokens
+        for column in self.stop_ids[1:]:
+            result |= column[rows] == tokens
+        return result
+
     def free(self, row: int) -> None:
         del self._row_of[int(self.handle[row])]
         self.requests[row] = None
@@ -152,21 +161,17 @@ class RequestTable:
         return request
 
     def _set_stops(self, row: int, stops: tuple[int, ...]) -> None:
-        width = self.stop_ids.shape[1]
-        if len(stops) > width:
-            extra = np.full((self.capacity, len(stops) - width), -1, np.int32)
-            self.stop_ids = np.concatenate([self.stop_ids, extra], axis=1)
-        self.stop_ids[row] = -1
-        self.stop_ids[row, : len(stops)] = stops
+        while len(stops) > len(self.stop_ids):
+            self.stop_ids.append(np.full(self.capacity, -1, np.int32))
+        for i, column in enumerate(self.stop_ids):
+            column[row] = stops[i] if i < len(stops) else -1
 
     def _grow(self) -> None:
         old, self.capacity = self.capacity, 2 * self.capacity
-        for name in (*self._COLUMNS, "stop_ids"):
+        for name in self._COLUMNS:
             column = getattr(self, name)
-            grown = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
-            grown[:old] = column
-            setattr(self, name, grown)
-        self.stop_ids[old:] = -1
+            setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self.stop_ids = [np.concatenate([column, np.full_like(column, -1)]) for column in self.stop_ids]
         self.requests.extend([None] * old)
         self._free.extend(range(self.capacity - 1, old - 1, -1))
 
@@ -201,6 +206,13 @@ class Rows:
     def code(self, name: str) -> int:
         """The number that stands for a tenant's or a class's name in their columns."""
         return self._table.code(name)
+
+    @property
+    def served(self) -> Ints:
+        """int32[n]: tokens computed for it, recomputation included."""
+        table, index = self._table, self.index
+        result: Ints = table.computed[index] + table.carried[index]
+        return result
 
     @property
     def requests(self) -> list[Request]:

@@ -114,13 +114,14 @@ class Engine:
         tenant: str = "",
         request_class: str = "",
         region: str = "",
+        cache_salt: str = "",
         add_special_tokens: bool = True,
         param: str = "prompt",
     ) -> Stream:
         """Sends a request of `params.n` choices off and returns their stream.
 
         `add_special_tokens` applies to a text prompt (a chat template has put in its own). `param` is what the prompt
-        is called in errors.
+        is called in errors. Computed beginnings of prompts are shared only between requests of the same `cache_salt`.
 
         Raises:
             RequestError: it can never be served as asked.
@@ -133,7 +134,7 @@ class Engine:
         stream = self._router.prepare(
             prompt, params, request_id=request_id, add_special_tokens=add_special_tokens, param=param
         )
-        tags = Tags(priority, slo, tenant, request_class, region)
+        tags = Tags(priority, slo, tenant, request_class, region, cache_salt)
         for request in self._router.open(stream, tags):
             self._client.send(Add(request))
         return stream

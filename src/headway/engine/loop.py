@@ -24,7 +24,7 @@ from headway.executors.config import ExecutorConfig
 
 HOST_TIME = 0.0005
 """Seconds that launching a step is taken to need, waking up included, until that has been measured."""
-LOOK_EVERY = 0.001, 0.01
+LOOK_EVERY = 0.001, 0.04
 """While a step is held back: seconds, and share of the hold, after which to see whether the device is idle already."""
 
 

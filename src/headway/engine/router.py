@@ -35,13 +35,15 @@ def _guarded(call: Callable[..., None], *args: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """Whose a request is and how urgent; the scheduler's business alone. Lower `priority` is earlier."""
+    """Whose a request is and how urgent; the scheduler's business alone. Lower `priority` is earlier; only requests of
+    the same `cache_salt` share computed beginnings of prompts."""
 
     priority: int = 0
     slo: Slo = NO_SLO
     tenant: str = ""
     request_class: str = ""
     region: str = ""
+    cache_salt: str = ""
 
 
 @dataclass(slots=True)
@@ -128,6 +130,7 @@ class Router:
                     tags.tenant,
                     tags.request_class,
                     tags.region,
+                    tags.cache_salt,
                 )
             )
         self.streams[stream.request_id] = stream

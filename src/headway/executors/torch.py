@@ -64,9 +64,20 @@ class TorchExecutor:
         Raises:
             ModelError: the model cannot be read, the device is not there, or the memory is too little.
         """
-        device, dtype = _device(config.device), DTYPES[config.dtype]
         threads = config.threads or available_cores()
         torch.set_num_threads(threads)
+        self._finished = 0.0
+        self._thread = ThreadPoolExecutor(1, "headway-step", torch.set_num_threads, (threads,))
+        try:
+            self._thread.submit(self._load, config, threads, report).result()
+        except BaseException:
+            self._thread.shutdown()
+            raise
+
+    def _load(self, config: ExecutorConfig, threads: int, report: Callable[[str], None]) -> None:
+        """On the step's thread, too: OpenMP gives each thread that computes a team of its own, and as soon as the teams
+        together have more members than there are cores, all wait asleep: a step of 64 rows took 207 ms, not 117."""
+        device, dtype = _device(config.device), DTYPES[config.dtype]
         self._model = models.load(config.model, dtype, device)
         shape = self._model.config
         kept = kv_dtype(dtype, device)
@@ -84,8 +95,6 @@ class TorchExecutor:
             config.max_num_seqs, budget.max_model_len, budget.block_size, self._cache.null_block, self._sampler
         )
         self._capacity = Capacity(budget.num_blocks, budget.block_size, config.max_num_seqs, budget.max_model_len)
-        self._finished = 0.0
-        self._thread = ThreadPoolExecutor(1, "headway-step", torch.set_num_threads, (threads,))
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         report(
             f"weights {gigabytes(self._model.nbytes)} in {linear.describe(device, dtype)}, on {device.type} ({where})"

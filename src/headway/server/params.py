@@ -38,7 +38,6 @@ _SAMPLING = (
     "skip_special_tokens",
 )
 _UNSUPPORTED = (
-    "cache_salt",
     "structured_outputs",
     "guided_json",
     "guided_regex",
@@ -71,6 +70,7 @@ class Terms:
     tenant: str
     request_class: str
     region: str
+    cache_salt: str
 
 
 def refuse_unsupported(request: msgspec.Struct) -> None:
@@ -175,7 +175,9 @@ def terms(request: Generate) -> Terms:
         deadline=_seconds("deadline_ms", request.deadline_ms),
         max_queue=_seconds("max_queue_ms", request.max_queue_ms),
     )
-    return Terms(priority, slo, request.user or "", request.request_class or "", request.region or "")
+    return Terms(
+        priority, slo, request.user or "", request.request_class or "", request.region or "", request.cache_salt or ""
+    )
 
 
 def _seconds(name: str, milliseconds: float | None) -> float:

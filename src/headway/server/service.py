@@ -122,6 +122,7 @@ class Service:
                     tenant=terms.tenant,
                     request_class=terms.request_class,
                     region=terms.region,
+                    cache_salt=terms.cache_salt,
                     param=param,
                 )
                 streams.append(stream)

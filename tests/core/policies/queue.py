@@ -36,7 +36,6 @@ class Queue:
         """A step computes so many of its tokens."""
         rows = self.rows([handle])
         self.policy.served(rows, np.array([tokens], np.int32), self.now)
-        self.table.served[rows.index] += tokens
         self.table.computed[rows.index] += tokens
 
     def end(self, handle: int) -> None:

@@ -20,7 +20,10 @@ def served(queue: Queue, steps: int, group) -> dict[str, int]:
         request = queue.table.request(queue.table.row_of(handle))
         queue.serve(handle, 1)
         tokens[group(request)] = tokens.get(group(request), 0) + 1
-        if queue.table.served[queue.table.row_of(handle)] == len(request.prompt_token_ids) + request.params.max_tokens:
+        if (
+            queue.table.computed[queue.table.row_of(handle)]
+            == len(request.prompt_token_ids) + request.params.max_tokens
+        ):
             queue.end(handle)
             queue.add(
                 len(request.prompt_token_ids),

@@ -48,13 +48,11 @@ class Aged(Policy):
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)
         place = rows.seq - (self._due + 1)
-        counts = place >= 0
-        place, tokens = place[counts], tokens[counts]
-        if not len(place):
-            return
-        self._work = reaching(self._work, int(place.max()))
+        if len(place) and place[place.argmin()] < 0:
+            counts = place >= 0
+            place, tokens = place[counts], tokens[counts]
         self._work[place] += tokens
-        self._later += float(tokens.sum())
+        self._later += float(np.add.reduce(tokens))
         if self._later - self._work[0] >= self.overtaking:
             self._advance()
 
@@ -70,6 +68,7 @@ class Aged(Policy):
     def arrived(self, rows: Rows, now: float) -> None:
         if not self._begun:  # it may follow another policy: numbers need not begin with 0
             self._due, self._begun = int(rows.seq.min()) - 1, True
+        self._work = reaching(self._work, int(rows.seq.max()) - self._due)
         self.policy.arrived(rows, now)
 
     def ended(self, rows: Rows, now: float) -> None:

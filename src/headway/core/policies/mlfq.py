@@ -46,15 +46,16 @@ class Mlfq(Policy):
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         served = rows.served
-        starved = self._last[rows.index] < now - self.promote
+        index = rows.index
+        starved = self._last[index] < now - self.promote
         if np.count_nonzero(starved):
-            up = rows.index[starved]
+            up = index[starved]
             self._level[up], self._until[up] = 0.0, served[starved] + self.quantum
-        self._last[rows.index] = now
+        self._last[index] = now
         served += tokens
-        used_up = served >= self._until[rows.index]
+        used_up = served >= self._until[index]
         if np.count_nonzero(used_up):
-            self._settle(rows.index[used_up], served[used_up])
+            self._settle(index[used_up], served[used_up])
 
     def _settle(self, rows: Longs, served: Floats) -> None:
         """The level that service leads to: from e on, the quanta up to l add up to quantum * (2^(l + 1) - 2^e)."""
