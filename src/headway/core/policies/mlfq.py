@@ -57,7 +57,7 @@ class Mlfq(Policy):
         if np.count_nonzero(used_up):
             self._settle(index[used_up], served[used_up])
 
-    def _settle(self, rows: Longs, served: Floats) -> None:
+    def _settle(self, rows: Longs, served: Ints | Floats) -> None:
         """The level that service leads to: from e on, the quanta up to l add up to quantum * (2^(l + 1) - 2^e)."""
         start = self._start[rows]
         level = np.frexp(served // self.quantum + start)[1] - 1
