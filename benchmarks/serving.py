@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,20 +105,26 @@ async def serve(engine: Engine, work: list[Work]) -> None:
 
 def fastest_dtype(threads: int) -> str:
     """What transformers is faster in here, by its linear layers at a full batch: not every CPU gains by bfloat16."""
+    # On a thread that ends: a team of OpenMP threads that stays behind would put an engine's in this process to sleep.
+    with ThreadPoolExecutor(1) as thread:
+        times = {name: thread.submit(_linear_seconds, name, threads).result() for name in ("float32", "bfloat16")}
+    return min(times, key=times.__getitem__)
+
+
+def _linear_seconds(name: str, threads: int) -> float:
     import torch
     from torch.nn import functional
 
     torch.set_num_threads(threads)
-    times: dict[str, float] = {}
-    for name in ("float32", "bfloat16"):
-        dtype = getattr(torch, name)
-        x, layers = torch.ones(CONCURRENCY, 1024, dtype=dtype), torch.ones(16, 1024, 1024, dtype=dtype)
-        for _ in range(5):
-            began = time.perf_counter()
-            for weight in layers:
-                functional.linear(x, weight)
-            times[name] = min(times.get(name, math.inf), time.perf_counter() - began)
-    return min(times, key=times.__getitem__)
+    dtype = getattr(torch, name)
+    x, layers = torch.ones(CONCURRENCY, 1024, dtype=dtype), torch.ones(16, 1024, 1024, dtype=dtype)
+    seconds = math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        for weight in layers:
+            functional.linear(x, weight)
+        seconds = min(seconds, time.perf_counter() - began)
+    return seconds
 
 
 async def compare(args: Namespace, path: Path, work: list[Work], dtype: str) -> tuple[dict[str, list[float]], float]:
