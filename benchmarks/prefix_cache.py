@@ -1,9 +1,9 @@
 """What the prefix index costs where nothing hits, and what it saves where prompts begin alike.
 
 Paced: the real scheduler and loop on a virtual clock, ShareGPT's lengths in a closed loop with the rows full. Without
-hits, the index can only cost host time: hashing blocks, remembering them, forgetting them. That time, on against off and
-alternating, is counted as if the device stood still meanwhile; and what the device does must not change at all. With
-hits: the same requests behind one of eight beginnings of 512 tokens.
+hits, the index can only cost host time: hashing blocks, remembering them, forgetting them. That time, on against off
+and alternating, is counted as if the device stood still meanwhile; and what the device does must not change at all.
+With hits: the same requests behind one of eight beginnings of 512 tokens.
 
 Bar: 1 % of the throughput at most is lost without hits, with the step times of the embedded model here. Beside it: a
 device twenty times as fast.
