@@ -64,7 +64,8 @@ class LLM:
             print(completion.outputs[0].text)
 
     `overrides` replace fields of the configuration or of its scheduler's. `report` gets start-up's lines for a person.
-    Not thread-safe.
+    Not thread-safe. On CPUs: a program that computes with torch on threads of its own, too, slows it down by half even
+    when it does not do so at the same time, since OpenMP then lets all threads sleep between operations.
 
     Raises:
         ModelError: the model cannot be found, read or run.
