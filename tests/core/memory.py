@@ -149,6 +149,7 @@ class World:
         natural: int = 10**6,
         arrival: float | None = None,
         cache_salt: str = "",
+        priority: int | None = None,
     ):
         self.natural[handle] = natural
         request = Request(
@@ -159,6 +160,7 @@ class World:
             arrival=self.clock() if arrival is None else arrival,
             stop_token_ids=(EOS,),
             cache_salt=cache_salt,
+            priority=handle % 3 if priority is None else priority,
         )
         self.loop.add(request)
         self.tokens[handle] = []

@@ -146,3 +146,51 @@ def test_the_scheduler_learns_and_keeps_the_promise():
 def test_a_latency_budget_without_chunks_is_refused():
     with pytest.raises(ValueError, match="chunks"):
         SchedulerConfig(budget="latency", chunked_prefill=False)
+
+
+def test_a_high_one_pauses_a_low_one_where_rows_are_short():
+    """Both rows are taken by low ones that decode: the high one is in the next step, and all get their tokens."""
+    world = World(
+        SchedulerConfig(
+            batching="continuous",
+            policy="priority",
+            max_batch_size=2,
+            max_num_seqs=4,
+            max_num_batched_tokens=8,
+            depth=1,
+        ),
+        max_model_len=64,
+    )
+    for handle in (0, 1):
+        world.add(handle, prompt_len=4, max_tokens=20, priority=5)
+    for _ in range(4):
+        world.step()
+    low = len(world.tokens[0]), len(world.tokens[1])
+    world.add(2, prompt_len=4, max_tokens=3, priority=1)
+    world.add(3, prompt_len=4, max_tokens=3, priority=9)
+    for _ in range(3):
+        world.step()
+    assert len(world.tokens[2]) == 3
+    assert len(world.tokens[0]) + len(world.tokens[1]) == sum(low) + 3, "one of the two goes on beside it"
+    assert len(world.tokens[3]) == 0
+    world.drain()
+    assert [len(world.tokens[handle]) for handle in range(4)] == [20, 20, 3, 3]
+    assert world.finished[1].state_times["wait_row"] == 3.0
+    assert world.scheduler.counters.num_preemptions == 0
+
+
+def test_a_high_one_gets_the_tokens_before_low_ones_that_decode():
+    config = SchedulerConfig(
+        batching="continuous", policy="priority", max_batch_size=4, max_num_seqs=8, max_num_batched_tokens=4, depth=1
+    )
+    world = World(config, max_model_len=64)
+    for handle in range(3):
+        world.add(handle, prompt_len=1, max_tokens=30, priority=5)
+    for _ in range(4):
+        world.step()
+    world.add(3, prompt_len=8, max_tokens=2, priority=0)
+    world.step()
+    world.step()
+    assert len(world.tokens[3]) == 1, "two steps of four tokens are all its own"
+    world.drain()
+    assert all(len(world.tokens[handle]) == 30 for handle in range(3))

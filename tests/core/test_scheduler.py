@@ -202,6 +202,15 @@ def test_several_prompts_share_a_step():
     assert sorted(world.executor.batches[0].num_tokens.tolist()) == [2, 5, 5]
 
 
+def test_fragmentation_is_the_empty_part_of_held_blocks():
+    world = World(SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64, depth=1), block_size=4, max_model_len=64)
+    assert world.scheduler.kv_fragmentation == 0.0
+    world.add(0, prompt_len=5, max_tokens=9)
+    world.add(1, prompt_len=8, max_tokens=9)
+    world.step()
+    assert world.scheduler.kv_fragmentation == pytest.approx(1 - 13 / 16)
+
+
 def test_nobody_is_evicted_in_vain():
     """A row that would not fit even alone with the free blocks of all later ones evicts nobody."""
     world = World(

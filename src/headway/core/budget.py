@@ -21,6 +21,13 @@ class StepLimits:
     tokens: int
     load: Load = NOTHING
 
+    def beside(self, rows: Rows, tokens: Ints) -> StepLimits:
+        """What is left when `rows` compute `tokens` int32[n] each, 0 for those that do not take part."""
+        count, total = int(np.count_nonzero(tokens)), int(tokens.sum())
+        return StepLimits(
+            self.rows - count, max(0, self.tokens - total), _with(self.load, rows.target - rows.work, tokens)
+        )
+
 
 class Budget(Protocol):
     """Tokens for each of `rows` (in the policy's order), int32[n], 0 for those left out.

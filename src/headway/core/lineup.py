@@ -50,8 +50,7 @@ class Lineup:
         """
         if not len(self._waiting):
             return NOBODY, math.inf
-        openings = self._strategies.budget.openings(Rows(self._table, ready, now), limits)
-        most = min(openings, self._board.num_free)
+        most = min(self._openings(ready, limits, now), self._board.num_free)
         burst_size = self._strategies.config.burst_size
         if burst_size is not None:
             most = min(most, burst_size - admitted)
@@ -75,6 +74,15 @@ class Lineup:
             self._accounting.queue_waits_for(State.WAIT_BLOCKS, now)
         return joining, math.inf
 
+    def _openings(self, ready: Longs, limits: StepLimits, now: float) -> int:
+        """How many of the queue may hope for a place in the step: whom the best of it outranks may have to pause."""
+        policy = self._strategies.policy
+        waiting = policy.rank(Rows(self._table, self._waiting.rows, now))
+        if waiting is not None:
+            on_board = policy.rank(Rows(self._table, ready, now))
+            ready = ready[on_board <= waiting.min()]
+        return self._strategies.budget.openings(Rows(self._table, ready, now), limits)
+
     def _leaders(self, queue: Rows, count: int, now: float) -> Longs:
         """The `count` rows of lowest score, ties by age. A partial sort: the queue may be very long."""
         score = self._strategies.policy.score(queue, now)
@@ -91,11 +99,26 @@ class Lineup:
             if np.count_nonzero(work == 1) == len(work):
                 return ready, work  # everybody gets its one token: there is nothing to decide
         rows = in_order(self._strategies.policy, Rows(table, np.concatenate([ready, joining]), now))
-        tokens = self._strategies.budget.grant(Rows(table, rows, now), limits, now)
+        tokens = self._grant(rows, limits, now)
         granted = tokens > 0
         full = np.count_nonzero(granted) >= limits.rows
         self.note_waits(rows[~granted], WAIT_ROW if full else State.WAIT_BUDGET, now)
         return rows[granted], tokens[granted]
+
+    def _grant(self, rows: Longs, limits: StepLimits, now: float) -> Ints:
+        """Tokens for each: what the budget gives, one rank after the other."""
+        table, budget = self._table, self._strategies.budget
+        everybody = Rows(table, rows, now)
+        ranks = self._strategies.policy.rank(everybody)
+        if ranks is None:
+            return budget.grant(everybody, limits, now)
+        tokens = np.zeros(len(rows), np.int32)
+        for rank in np.unique(ranks):
+            of_rank = (ranks == rank).nonzero()[0]
+            members = Rows(table, rows[of_rank], now)
+            tokens[of_rank] = granted = budget.grant(members, limits, now)
+            limits = limits.beside(members, granted)
+        return tokens
 
     def seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:
         """Finds blocks, and slots for those who join.

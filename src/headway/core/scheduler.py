@@ -459,6 +459,13 @@ class Scheduler:
         """The rows on board."""
         return self.board.running
 
+    @property
+    def kv_fragmentation(self) -> float:
+        """Of the tokens that the blocks of those on board have room for, the share that is empty."""
+        rows = self.running.rows
+        room = int(self.table.blocks[rows].sum()) * self.pool.block_size
+        return 1.0 - int(self.table.computed[rows].sum()) / room if room else 0.0
+
     def waiting_by_reason(self) -> dict[str, int]:
         """How many requests of the queue wait for what."""
         rows = self.waiting.rows

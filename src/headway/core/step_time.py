@@ -6,6 +6,7 @@ prompts' attention; rows; KV tokens read; and the tokens beyond the point where 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -145,6 +146,12 @@ class StepTimeModel:
     def errors(self) -> dict[str, float]:
         """Mean relative error of the predictions of each stratum's latest steps, made before the step was known."""
         return {name: float(np.abs(ratios - 1).mean()) for name, ratios in self._latest() if len(ratios)}
+
+    @property
+    def error(self) -> float:
+        """Mean relative error of all of these; nan before there are any."""
+        ratios = np.concatenate([ratios for _, ratios in self._latest()])
+        return float(np.abs(ratios - 1).mean()) if len(ratios) else math.nan
 
     def margin(self, share: float) -> float:
         """By what factor a step with prompts may exceed its prediction in `share` of cases; UNSURE if few are known."""

@@ -6,9 +6,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 from headway.core.batch import Finished
+from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, RequestError, SamplingParams, Slo
 from headway.engine.client import EngineClient
 from headway.engine.config import EngineConfig
@@ -37,7 +39,7 @@ class Engine:
                     print(delta.text, end="")
 
     `created`: unix time of the start. `stats`: the engine's latest snapshot, a tenth of a second old at most while it
-    works. `error`: why the engine ended, None while it lives. For metrics without a cost per token: `on_step` hooks
+    works. `scheduler_config`: how it schedules now, as `follow` left it. `error`: why the engine ended, None while it lives. For metrics without a cost per token: `on_step` hooks
     get a StepTimes for each step that brought tokens; `on_finished` hooks get the engine's account of each choice
     (with its state times) and the Choice itself, once the engine has let go of it.
     """
@@ -48,6 +50,7 @@ class Engine:
         self.model_name = model_name(config)
         self.created = int(time.time())
         self.capacity = ready.capacity
+        self.scheduler_config = replace(config.scheduler, max_num_seqs=ready.capacity.max_num_seqs)
         self.stats: EngineStats = ready.stats
         self.error: EngineDead | None = None
         self._client = client
@@ -172,6 +175,22 @@ class Engine:
         if self.error is not None:
             raise EngineDead(str(self.error))
         return (await self._client.ping()).stats
+
+    async def follow(self, config: SchedulerConfig) -> None:
+        """Other strategies and limits from the next step on; requests in flight stay where they are.
+
+        Start from `scheduler_config`, which then is `config`.
+
+        Raises:
+            ValueError: a name is unknown, or what memory was sized for at the start would change.
+            EngineDead: the engine has ended.
+        """
+        if self.error is not None:
+            raise EngineDead(str(self.error))
+        followed = await self._client.follow(config)
+        if followed.error is not None:
+            raise ValueError(followed.error)
+        self.scheduler_config = config
 
     async def close(self) -> None:
         """Ends every request and the engine process. Open streams raise EngineDead. May be called twice."""

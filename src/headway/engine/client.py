@@ -18,11 +18,14 @@ from typing import Any
 import msgspec
 import zmq
 
+from headway.core.config import SchedulerConfig
 from headway.engine.config import EngineConfig
 from headway.engine.messages import (
     Command,
     Event,
     Fatal,
+    Follow,
+    Followed,
     Launch,
     Line,
     Ping,
@@ -61,8 +64,8 @@ class EngineClient:
         self._on_dead: Callable[[EngineDead], None] = _nobody
         self._outbox: list[Command] = []
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
-        self._pings: dict[int, asyncio.Future[Pong]] = {}
-        self._ping_numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
         self._watcher: asyncio.TimerHandle | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._open = True
@@ -131,14 +134,23 @@ class EngineClient:
         Raises:
             EngineDead: it has ended.
         """
-        number = next(self._ping_numbers)
-        pong: asyncio.Future[Pong] = self._loop.create_future()
-        self._pings[number] = pong
+        pong: Pong = await self._ask(Ping)
+        return pong
+
+    async def follow(self, config: SchedulerConfig) -> Followed:
+        """Raises EngineDead where it has ended."""
+        followed: Followed = await self._ask(lambda number: Follow(number, config))
+        return followed
+
+    async def _ask(self, command: Callable[[int], Command]) -> Any:
+        """Sends a command that has a number, and waits for the answer that has the same."""
+        number = next(self._numbers)
+        answer = self._answers[number] = self._loop.create_future()
         try:
-            self.send(Ping(number))
-            return await pong
+            self.send(command(number))
+            return await answer
         finally:
-            del self._pings[number]
+            del self._answers[number]
 
     def _receive(self) -> None:
         # The descriptor tells of changes only: nothing would call again for what is left.
@@ -152,9 +164,9 @@ class EngineClient:
         match event:
             case Step() | Refused():
                 self._on_event(event)
-            case Pong():
-                if (pong := self._pings.get(event.number)) is not None and not pong.done():
-                    pong.set_result(event)
+            case Pong() | Followed():
+                if (answer := self._answers.get(event.number)) is not None and not answer.done():
+                    answer.set_result(event)
             case Line():
                 self._report(event.text)
             case Ready() if not self._ready.done():
@@ -174,7 +186,7 @@ class EngineClient:
             return
         self._release()
         self._error = EngineDead(message)
-        futures: list[asyncio.Future[Any]] = [self._ready, *self._pings.values()]
+        futures: list[asyncio.Future[Any]] = [self._ready, *self._answers.values()]
         for future in futures:
             if not future.done():
                 future.set_exception(self._error)

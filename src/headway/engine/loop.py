@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.core.batch import Batch, StepEvents, Wait
+from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.config import EngineConfig
@@ -30,12 +31,14 @@ LOOK_EVERY = 0.001, 0.04
 
 @dataclass(frozen=True, slots=True)
 class LoopStats:
-    """A snapshot. Totals count since the start; times in seconds, `kv_usage` and `batch_efficiency` are shares."""
+    """A snapshot. Totals count since the start; times in seconds; usage, fragmentation, efficiency and error are shares
+    (`step_time_error`: of predictions of steps, nan before there were any)."""
 
     num_running: int
     num_waiting: int
     waiting_by_reason: dict[str, int]
     kv_usage: float
+    kv_fragmentation: float
     num_preemptions: int
     num_recomputed_tokens: int
     num_prefix_queries: int
@@ -47,6 +50,7 @@ class LoopStats:
     num_pad_tokens: int
     batch_efficiency: float
     device_time: float
+    step_time_error: float
     host_gap: float
     """Time in which there was work but the device had none."""
 
@@ -75,6 +79,10 @@ class EngineLoop:
     def add(self, request: Request) -> None:
         """Raises RequestError when the request can never be served."""
         self.scheduler.add(request, self.clock())
+
+    def follow(self, config: SchedulerConfig) -> None:
+        """Other strategies and limits from the next step on. Raises ValueError as Scheduler.follow does."""
+        self.scheduler.follow(config, self.clock())
 
     def no_more(self) -> None:
         """Nobody else will come for now: a group that is not full need not wait for more."""
@@ -176,6 +184,7 @@ class EngineLoop:
             num_waiting=len(scheduler.waiting),
             waiting_by_reason=scheduler.waiting_by_reason(),
             kv_usage=scheduler.pool.usage,
+            kv_fragmentation=scheduler.kv_fragmentation,
             num_preemptions=counters.num_preemptions,
             num_recomputed_tokens=counters.num_recomputed_tokens,
             num_prefix_queries=counters.num_prefix_queries,
@@ -187,6 +196,7 @@ class EngineLoop:
             num_pad_tokens=counters.num_pad_tokens,
             batch_efficiency=counters.num_batched_rows / max(1, counters.num_steps * scheduler.config.max_batch_size),
             device_time=self._device_time,
+            step_time_error=scheduler.step_time.error,
             host_gap=self._host_gap,
         )
 

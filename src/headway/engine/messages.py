@@ -10,6 +10,7 @@ import zmq
 from msgspec import Struct, msgpack
 
 from headway.core.batch import Finished, Logprobs, StepEvents
+from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, Request
 from headway.engine.config import EngineConfig
 from headway.engine.loop import LoopStats
@@ -50,6 +51,13 @@ class Ping(Struct, frozen=True, array_like=True, tag=2):
     """Answer with a Pong between two steps."""
 
     number: int
+
+
+class Follow(Struct, frozen=True, array_like=True, tag=4):
+    """From the next step on, schedule as `config` says; answer with a Followed of this number."""
+
+    number: int
+    config: SchedulerConfig
 
 
 class Shutdown(Struct, frozen=True, array_like=True, tag=3):
@@ -98,14 +106,21 @@ class Pong(Struct, frozen=True, array_like=True, tag=14):
     stats: EngineStats
 
 
+class Followed(Struct, frozen=True, array_like=True, tag=16):
+    """The answer to Follow `number`; `error` says why nothing has changed."""
+
+    number: int
+    error: str | None
+
+
 class Fatal(Struct, frozen=True, array_like=True, tag=15):
     """The engine has ended; why, in one line."""
 
     message: str
 
 
-Command = Add | Abort | Ping | Shutdown
-Event = Line | Ready | Step | Refused | Pong | Fatal
+Command = Add | Abort | Ping | Follow | Shutdown
+Event = Line | Ready | Step | Refused | Pong | Followed | Fatal
 
 encoder = msgpack.Encoder()
 command_decoder = msgpack.Decoder(list[Command])

@@ -20,6 +20,7 @@ import msgspec
 import zmq
 
 from headway.core.batch import Finished, StepEvents
+from headway.core.config import SchedulerConfig
 from headway.core.errors import ModelError
 from headway.core.request import RequestError
 from headway.engine.messages import (
@@ -29,6 +30,8 @@ from headway.engine.messages import (
     EngineStats,
     Event,
     Fatal,
+    Follow,
+    Followed,
     Launch,
     Line,
     Ping,
@@ -149,8 +152,18 @@ class EngineServer:
             case Ping(number):
                 self._send_ends()
                 self._send(Pong(number, self._loop.stats()))
+            case Follow(number, config):
+                self._send(Followed(number, self._follow(config)))
             case Shutdown():
                 self._stopping = True
+
+    def _follow(self, config: SchedulerConfig) -> str | None:
+        """Returns why not, if it cannot be."""
+        try:
+            self._loop.follow(config)
+        except ValueError as error:
+            return str(error)
+        return None
 
     def _send_step(self, events: StepEvents) -> None:
         if self._ended:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import headway
+from headway.server import admin
 from headway.server.envelope import Envelope
 from headway.server.errors import FAILURES, ApiError, as_api_error, internal_error
 from headway.server.routes import BODIES, router
@@ -41,6 +42,7 @@ def create_app(engine: Engine | None = None, settings: ServerSettings | None = N
     app.state.service = service
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]
     app.include_router(router)
+    app.include_router(admin.router)
     for failure in FAILURES:
         app.add_exception_handler(failure, _failure)
     app.add_exception_handler(HTTPException, _http_error)

@@ -102,13 +102,16 @@ class Exposition(Collector):
         yield gauge(
             "headway:batch_efficiency", "Rows in a step / max_batch_size, over all steps.", stats.batch_efficiency
         )
-        yield gauge("headway:kv_fragmentation", "Unused tokens / tokens in held KV blocks.", NOT_YET)
+        yield gauge("headway:kv_fragmentation", "Unused tokens / tokens in held KV blocks.", stats.kv_fragmentation)
         yield gauge("headway:fairness_index", "Jain's index of the tokens served to tenants.", NOT_YET)
-        yield gauge("headway:step_time_error", "Mean relative error of predicted step times.", NOT_YET)
+        yield gauge("headway:step_time_error", "Mean relative error of predicted step times.", stats.step_time_error)
 
     def _engine_counters(self) -> Iterator[Metric]:
         stats, counter = self.engine.stats, self._counter
         yield counter("vllm:num_preemptions_total", "Times that a request lost its place.", stats.num_preemptions)
+        yield counter(
+            "headway:prefix_cache_evictions_total", "KV blocks whose content was forgotten.", stats.num_forgotten_blocks
+        )
         yield counter("headway:steps_total", "Steps computed.", stats.num_steps)
         yield counter("headway:batched_tokens_total", "Tokens computed in steps.", stats.num_batched_tokens)
         yield counter("headway:padding_tokens_total", "Padding computed in steps.", stats.num_pad_tokens)

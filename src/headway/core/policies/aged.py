@@ -45,6 +45,10 @@ class Aged(Policy):
             score = np.where(late, FIRST * overdue, score)
         return score
 
+    def rank(self, rows: Rows) -> Ints | None:
+        rank = self.policy.rank(rows)
+        return None if rank is None else np.where(rows.seq <= self._due, np.iinfo(np.int32).min, rank)
+
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)
         place = rows.seq - (self._due + 1)

@@ -29,6 +29,11 @@ class Policy(metaclass=ABCMeta):
     def score(self, queue: Rows, now: float) -> Floats:
         """Finite float64[n], lowest first; ties go by order of arrival. `queue` may be rows waiting or on board."""
 
+    def rank(self, rows: Rows) -> Ints | None:
+        """int32[n]: who has a lower one gets rows and tokens of a step before all others, even before those of a higher
+        one who decode already: they pause. None where the policy knows no ranks."""
+        return None
+
     def arrived(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
         """Requests have joined the queue for the first time. Rows are reused: what was noted of them is void."""
 
