@@ -150,17 +150,10 @@ def test_a_latency_budget_without_chunks_is_refused():
 
 def test_a_high_one_pauses_a_low_one_where_rows_are_short():
     """Both rows are taken by low ones that decode: the high one is in the next step, and all get their tokens."""
-    world = World(
-        SchedulerConfig(
-            batching="continuous",
-            policy="priority",
-            max_batch_size=2,
-            max_num_seqs=4,
-            max_num_batched_tokens=8,
-            depth=1,
-        ),
-        max_model_len=64,
+    config = SchedulerConfig(
+        batching="continuous", policy="priority", max_batch_size=2, max_num_seqs=4, max_num_batched_tokens=8, depth=1
     )
+    world = World(config, max_model_len=64)
     for handle in (0, 1):
         world.add(handle, prompt_len=4, max_tokens=20, priority=5)
     for _ in range(4):
