@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,17 @@ class Decoded:
     params: SamplingParams
     tokens: list[int]
     logits: list[Tensor]
+
+
+def decode_all(path: Path, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Decoded]:
+    """Each prompt alone, on a thread that ends: OpenMP's threads that stay behind would slow an engine here down."""
+
+    def decode() -> list[Decoded]:
+        naive = Naive(path)
+        return [naive.decode(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(decode).result()
 
 
 class Naive:

@@ -6,7 +6,7 @@ import random
 from itertools import product
 
 import pytest
-from tests.e2e.naive import Naive, compare
+from tests.e2e.naive import compare, decode_all
 
 from headway import LLM, SamplingParams
 from headway.lab.workload import sharegpt
@@ -47,8 +47,7 @@ def tiny_case(tiny_model_dir):
     draw = random.Random(0)
     prompts = [[draw.randrange(1000, 40000) for _ in range(draw.randrange(1, 60))] for _ in range(24)]
     params = params_for(prompts, 16)
-    naive = Naive(tiny_model_dir)
-    return prompts, params, [naive.decode(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+    return prompts, params, decode_all(tiny_model_dir, prompts, params)
 
 
 @pytest.mark.parametrize(("chunked", "small", "depth"), SETTINGS, ids=IDS)
@@ -72,8 +71,7 @@ def test_tiny_model(tiny_model_dir, tiny_case, chunked, small, depth):
 def embedded_case(embedded_gguf, tokenizer):
     prompts = [tokenizer.encode(item.prompt) for item in sharegpt(64, tokenizer, seed=3, max_prompt=400)]
     params = params_for(prompts, 64)
-    naive = Naive(embedded_gguf)
-    return prompts, params, [naive.decode(prompt, p) for prompt, p in zip(prompts, params, strict=True)]
+    return prompts, params, decode_all(embedded_gguf, prompts, params)
 
 
 @pytest.mark.slow
