@@ -1,7 +1,7 @@
 """No short request behind a giant: the default order of service against first come, first served and HRRN.
 
 Paced: the real scheduler and loop on a virtual clock, with step times of the embedded model. Prompts are computed in
-chunks of which up to four share a step; all orders have the same engine.
+chunks of which up to eight share a step; all orders have the same engine.
 
 Part one: eight short requests come right behind a giant that does not fit into the KV blocks that are free. Strict
 first come, first served (no backfilling) lets them wait until it does.
@@ -11,7 +11,8 @@ finishes in a closed loop with its rows full. Percentiles are over the requests 
 those with prompts of at most the median length.
 
 Bars: median TTFT of the eight at most 0.05 times strict FCFS's, the giant's at most 1.05 times. At 0.95 and 1.2, P99
-TTFT of the short half at most 0.1 times FCFS's and mean TTFT at most 1.02 times HRRN's; at 0.5, mean TTFTs within 3 %.
+TTFT of the short half at most 0.1 times FCFS's and mean TTFT at most 1.02 times HRRN's; at 0.5, mean TTFTs within 3 %
+in the median of the seeds (in 60 s, chance may bring so many documents together that it is another load).
 """
 
 from __future__ import annotations
@@ -40,7 +41,13 @@ SECONDS = 60.0
 SEEDS, RUNS = 5, 8
 QUICK_SEEDS, QUICK_RUNS = 2, 8
 QUICK_ORDERS = ("fcfs", "hrrn", "default")
-ENGINE = SchedulerConfig(batching="continuous", max_batch_size=16, max_num_batched_tokens=40, prefix_caching=False)
+ENGINE = SchedulerConfig(
+    batching="continuous",
+    max_batch_size=16,
+    max_num_batched_tokens=40,
+    max_num_partial_prefills=8,
+    prefix_caching=False,
+)
 """Rows and tokens that take 0.2 to 0.3 s a step. Continuous, so that nothing but the order decides who waits."""
 
 
@@ -82,18 +89,24 @@ def behind_a_giant(policy: str, backfill: bool, seed: int) -> Behind:
 
 @dataclass(slots=True)
 class Latencies:
-    """TTFT and E2E of requests, in seconds, and who belongs to the short half."""
+    """TTFT and E2E of requests, in seconds, who belongs to the short half, and of which seed each is."""
 
     ttft: np.ndarray
     e2e: np.ndarray
     short: np.ndarray
+    seed: np.ndarray
 
     @classmethod
-    def of(cls, runs: list[Run]) -> Latencies:
+    def of(cls, runs: list[Run], seeds: list[int]) -> Latencies:
         ttft = np.concatenate([run.values("ttft") for run in runs])
         e2e = np.concatenate([run.values("e2e") for run in runs])
         prompts = np.array([one.request.prompt_len for run in runs for one in run.served])
-        return cls(ttft, e2e, prompts <= np.median(prompts))
+        seed = np.repeat(seeds, [len(run.served) for run in runs])
+        return cls(ttft, e2e, prompts <= np.median(prompts), seed)
+
+    def means(self) -> np.ndarray:
+        """Mean TTFT of each seed."""
+        return np.array([self.ttft[self.seed == seed].mean() for seed in np.unique(self.seed)])
 
     @property
     def short_p99(self) -> float:
@@ -106,7 +119,7 @@ def serve(policy: str, load: float, rate: float, seeds: list[int]) -> Latencies:
         requests = poisson(mixed(int(2 * rate * SECONDS) + 20, seed), rate, seed)
         requests = [request for request in requests if request.at < SECONDS]
         runs.append(paced.run(replace(ENGINE, policy=policy), requests))
-    return Latencies.of(runs)
+    return Latencies.of(runs, [seed // 1000 for seed in seeds])
 
 
 def first_part(seeds: list[int], table: Table) -> tuple[bool, dict[str, object]]:
@@ -138,10 +151,13 @@ def second_part(
             seen[policy] = serve(policy, load, load * rate, seeds)
             samples[f"{policy} at {load}"] = {name: getattr(seen[policy], name).tolist() for name in ("ttft", "short")}
         fcfs, mean = seen["fcfs"].short_p99, {policy: float(one.ttft.mean()) for policy, one in seen.items()}
-        tie = max(mean.values()) / min(mean.values()) - 1
+        by_seed = np.array([one.means() for one in seen.values()])
+        ties = by_seed.max(axis=0) / by_seed.min(axis=0) - 1
+        tie = float(np.median(ties))
         for policy, one in seen.items():
             title = f"load {load}, {len(one.ttft):,} requests"
-            note = f"   all tie within {tie:.1%}" if load == 0.5 and policy == "default" else ""
+            spread = f"{tie:.1%} ({ties.min():.1%}-{ties.max():.1%})"
+            note = f"   all tie within {spread}" if load == 0.5 and policy == "default" else ""
             table.add_row(
                 title if policy == orders[0] else "",
                 policy,
