@@ -1,7 +1,7 @@
 """No short request behind a giant: the default order of service against first come, first served and HRRN.
 
 Paced: the real scheduler and loop on a virtual clock, with step times of the embedded model. Prompts are computed in
-chunks of which up to eight share a step; all orders have the same engine.
+chunks of which up to five share a step; all orders have the same engine.
 
 Part one: eight short requests come right behind a giant that does not fit into the KV blocks that are free. Strict
 first come, first served (no backfilling) lets them wait until it does.
@@ -45,7 +45,7 @@ ENGINE = SchedulerConfig(
     batching="continuous",
     max_batch_size=16,
     max_num_batched_tokens=40,
-    max_num_partial_prefills=8,
+    max_num_partial_prefills=5,
     prefix_caching=False,
 )
 """Rows and tokens that take 0.2 to 0.3 s a step. Continuous, so that nothing but the order decides who waits."""
