@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.core.config import SchedulerConfig
+from headway.core.step_time import StepTimeModel
 from tests.core.memory import World
 
 
@@ -102,6 +103,16 @@ def test_who_comes_during_a_step_boards_the_next_one(batching, depth, waits):
     world.run([(0.0, 4, 40, 10**6, None), (20.5, 4, 2, 10**6, None)])
     assert world.finished[1].first_token - 20.5 == pytest.approx(waits)
     assert world.loop.stats().host_gap == 0.0
+
+
+@pytest.mark.parametrize("too_much", [1.5, 1e6])
+def test_a_prediction_that_is_far_too_long_holds_nobody_up(too_much, monkeypatch):
+    """The launch is held until the step is expected to end, but not when it has ended: 40 steps take 40 s."""
+    monkeypatch.setattr(StepTimeModel, "at_least", lambda self, load: too_much)
+    world = World(config("inflight", depth=2), num_blocks=400, max_model_len=64)
+    world.run([(0.0, 4, 40, 10**6, None), (20.5, 4, 2, 10**6, None)])
+    assert world.finished[0].finished == pytest.approx(40.0, rel=0.011)
+    assert world.finished[1].first_token - 20.5 < 1.7
 
 
 def test_shorter_ones_pass_a_giant_that_does_not_fit_and_give_way_once_it_does():

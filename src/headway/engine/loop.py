@@ -25,8 +25,10 @@ from headway.executors.config import ExecutorConfig
 
 HOST_TIME = 0.0005
 """Seconds that launching a step is taken to need, waking up included, until that has been measured."""
-LOOK_EVERY = 0.001, 0.04
-"""While a step is held back: seconds, and share of the hold, after which to see whether the device is idle already."""
+LOOK_EVERY = 0.04
+"""While a step is held back: the share of the hold after which to see whether the device is idle already."""
+LOOK_WITHIN = 0.001, 0.01
+"""Bounds of that in seconds: a prediction may be wrong by orders of magnitude while few steps are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,9 @@ class EngineLoop:
         now = self.clock()
         if self._launch_at <= now or all(self.executor.done(ticket) for _, ticket, _ in self._in_flight):
             return False
-        least, share = LOOK_EVERY
-        self.wait_until = min(self._launch_at, now + max(least, share * (self._launch_at - self._running_since)))
+        least, most = LOOK_WITHIN
+        look = min(most, max(least, LOOK_EVERY * (self._launch_at - self._running_since)))
+        self.wait_until = min(self._launch_at, now + look)
         return True
 
     def _launch(self) -> None:
