@@ -89,6 +89,23 @@ def test_nothing_is_lost_when_strategies_change_after_every_step(config, others,
     check_that_nothing_is_lost(world, plan)
 
 
+def test_rows_that_ended_make_way_for_a_group_that_had_no_room_reserved():
+    """Three board continuously, without room for all of their answers; then they are a padded group, whose ended rows
+    keep their blocks. The last one needs them."""
+    base = SchedulerConfig(
+        batching="static", prefix_caching=False, max_batch_size=3, max_num_seqs=3, max_num_batched_tokens=3, depth=1
+    )
+    base = replace(base, chunked_prefill=False, max_num_partial_prefills=1)
+    follow = tuple(
+        replace(base, policy="classes", batching=batching, max_batch_size=size)
+        for batching, size in (("static", 3), ("static", 1), ("static", 1), ("continuous", 3))
+    )
+    plan = [(0.0, 1, 1, 1, None)] * 6 + [(4.0, 1, 9, 9, None), (4.0, 20, 6, 6, None), (4.0, 8, 2, 2, None)]
+    world = World(base, 12, 4, max_model_len=40, follow=follow)
+    world.run(plan)
+    check_that_nothing_is_lost(world, plan)
+
+
 def test_what_memory_was_sized_for_cannot_change():
     config = SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64)
     world = World(config)

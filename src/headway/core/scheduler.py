@@ -225,6 +225,8 @@ class Scheduler:
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
+        if batch is None and len(ready) and self._send_lingering_off():
+            batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
         if batch is None:
             return Wait(until, self.accounting.queue_state.label)
         self._step_id = batch.step_id
@@ -254,6 +256,19 @@ class Scheduler:
         if not len(self.waiting):
             self.accounting.queue_waits_for(WAIT_STEP, now)
         return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
+
+    def _send_lingering_off(self) -> bool:
+        """Rows that ended give back what they hold, where those who have not can get no further without it.
+
+        A padded group has room reserved for all of it; one that boarded under another formation has not. Returns
+        whether there were any. Not while a launched step may still bring something.
+        """
+        board = self.board
+        if not len(board.lingering) or self.table.launched[board.running.rows].any():
+            return False
+        for row in map(int, board.lingering.rows[self.table.launched[board.lingering.rows] == 0].copy()):
+            self._vacate(row)
+        return True
 
     def _preempt(self, row: int, now: float) -> None:
         rows = np.array([row])
