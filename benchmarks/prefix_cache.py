@@ -75,11 +75,12 @@ def main(args: Namespace) -> int:
     count, rounds = (1000, QUICK_ROUNDS) if args.quick else (5000, ROUNDS)
     requests = fresh(count, args.seed)
     costs: list[float] = []
+    same = True
     with measured() as used:
         for _ in range(rounds):
             (off, host_off), (on, host_on) = serve(requests, index=False), serve(requests, index=True)
             costs.append(host_on - host_off)
-            same = on.duration == off.duration
+            same &= on.duration == off.duration
             console.print(f"host {host_off:.2f} s without, {host_on:.2f} s with the index")
         begun_alike = alike(requests, args.seed)
         (plain, _), (saving, _) = serve(begun_alike, index=False), serve(begun_alike, index=True)

@@ -1,8 +1,9 @@
 """What a step costs the host: schedule, commit and the events in wire form, for every policy.
 
-All rows decode; each holds 16 blocks or more and gets a new one every 16 tokens. "steady": the batch is full and stays
-so. "one joins": before each step one row is aborted, and the best of the queue takes its place; for a queue of 0, 1,000
-and 100,000. No model, no executor: outputs are made beforehand. Times are of whole steps, in microseconds, medians.
+All rows decode, and each gets a new block every 16 tokens, not all in the same step. "steady": the batch is full and
+stays so. "one joins": before each step one row is aborted, and the best of the queue takes its place; for a queue of
+0, 1,000 and 100,000. No model, no executor: outputs are made beforehand. Times are of whole steps, in microseconds,
+medians.
 
 With --vllm PYTHON, an interpreter that has vLLM, its scheduler is timed over the same rows in turn with this one.
 
@@ -125,7 +126,7 @@ class Bench:
         return times
 
     def leave(self) -> None:
-        """The row that came last ends, and another request joins the queue."""
+        """A row ends, and another request joins the queue."""
         scheduler = self.scheduler
         rows = scheduler.running.rows
         ended = scheduler.abort(int(scheduler.table.handle[rows[0]]), self.now)

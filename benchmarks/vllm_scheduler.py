@@ -29,14 +29,13 @@ MODEL = {
 """Only its shape is read."""
 
 
-def make_scheduler(rows: int) -> Any:
+def make_scheduler(rows: int, folder: Path) -> Any:
     import torch
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=LONGEST)
     limits = SchedulerConfig(
@@ -96,7 +95,8 @@ def step(scheduler: Any) -> tuple[float, bool]:
 
 def main() -> None:
     rows, steps = int(sys.argv[1]), int(sys.argv[2])
-    scheduler = make_scheduler(rows)
+    with tempfile.TemporaryDirectory() as folder:
+        scheduler = make_scheduler(rows, Path(folder))
     add_requests(scheduler, rows)
     times: list[float] = []
     while len(times) < steps + 16:

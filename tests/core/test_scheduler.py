@@ -106,6 +106,22 @@ def test_rows_that_ended_make_way_for_a_group_that_had_no_room_reserved():
     check_that_nothing_is_lost(world, plan)
 
 
+def test_the_entropy_of_a_first_token_reaches_the_predictor():
+    world = World(SchedulerConfig(max_batch_size=2, max_num_batched_tokens=20, depth=1), max_model_len=64)
+    for handle in range(2):
+        world.add(handle, prompt_len=5, max_tokens=4)
+    rows = [world.scheduler.table.row_of(handle) for handle in range(2)]
+    alike = world.scheduler.table.length_group[rows].tolist()
+    collect = world.executor.collect
+    world.executor.collect = lambda ticket: replace(collect(ticket), entropy={0: 0.1})
+    world.step()
+    world.executor.collect = collect
+    known, unknown = world.scheduler.table.length_group[rows].tolist()
+    assert alike == [unknown, unknown]
+    assert known != unknown
+    world.drain()
+
+
 def test_what_memory_was_sized_for_cannot_change():
     config = SchedulerConfig(max_batch_size=4, max_num_batched_tokens=64)
     world = World(config)

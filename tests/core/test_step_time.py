@@ -114,8 +114,20 @@ def test_predictions_are_within_noise_on_other_steps(seed):
     errors = [abs(model.predict(load) / true_time(load) - 1) for load in loads]
     assert np.mean(errors) < 0.01
     assert model.saturation == SATURATED_AT
-    for name, error in model.errors().items():
-        assert error == pytest.approx(0.03 * np.sqrt(2 / np.pi), rel=0.35), name  # the mean of |noise|
+    assert model.error == pytest.approx(0.03 * np.sqrt(2 / np.pi), rel=0.35)  # the mean of |noise|
+
+
+def test_few_steps_take_less_than_at_least():
+    model = StepTimeModel()
+    assert np.isnan(model.error)
+    assert model.at_least(Load(4, 0, 4, 100)) == 0.0
+    learn(model, 1200, noise=0.05)
+    rng = np.random.default_rng(7)
+    loads = [some_load(rng, i % 3) for i in range(600)]
+    taken = np.array([true_time(load) * np.exp(0.05 * rng.normal()) for load in loads])
+    least = np.array([model.at_least(load) for load in loads])
+    assert 0.02 < np.mean(taken < least) < 0.10
+    assert (least > 0.85 * taken).mean() > 0.9
 
 
 def test_a_rare_kind_of_step_is_not_washed_out():

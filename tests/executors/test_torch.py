@@ -194,6 +194,15 @@ def test_logprobs_go_to_those_who_asked(driver: Driver, model: DecoderModel):
     assert driver.step((b, 1)).logprobs is None
 
 
+def test_the_entropy_of_first_tokens_is_told(driver: Driver):
+    decodes, comes = driver.add(prompt(5), logprobs=20), driver.add(prompt(9, seed=1), logprobs=20)
+    driver.step((decodes, 5))
+    output = driver.step((decodes, 1), (comes, 9))
+    likeliest = np.array(comes.logprobs[0].top_logprobs)
+    assert output.entropy == {1: pytest.approx(-(np.exp(likeliest) * likeliest).sum(), rel=1e-4)}
+    assert driver.step((comes, 1)).entropy == {}
+
+
 def test_no_stop_token_before_min_tokens(driver: Driver, model: DecoderModel):
     stop = int(naive.logits(model, prompt(11))[-1].argmax())
     seat = driver.add(prompt(11), stop=[stop], min_tokens=2)

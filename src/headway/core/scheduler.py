@@ -168,10 +168,7 @@ class Scheduler:
             if len(live):
                 self.strategies.policy.arrived(Rows(self.table, live[np.argsort(self.table.seq[live])], now), now)
         if not self.strategies.formation.lingers:
-            ended = self.board.lingering.rows.copy()
-            for row in map(int, ended):
-                self.board.lingering.discard(row)
-            self._settle(ended, now)
+            self._dismiss_lingering()
 
     def _check_fits(self, prompt_len: int, limit: int) -> None:
         if prompt_len == 0:
@@ -225,7 +222,8 @@ class Scheduler:
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
-        if batch is None and len(ready) and self._send_lingering_off():
+        if batch is None and self._stuck(ready):
+            self._dismiss_lingering()
             batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
         if batch is None:
             return Wait(until, self.accounting.queue_state.label)
@@ -257,18 +255,20 @@ class Scheduler:
             self.accounting.queue_waits_for(WAIT_STEP, now)
         return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
 
-    def _send_lingering_off(self) -> bool:
-        """Rows that ended give back what they hold, where those who have not can get no further without it.
+    def _stuck(self, ready: Longs) -> bool:
+        """Whether rows on board can get no further without what those hold that have ended and linger.
 
-        A padded group has room reserved for all of it; one that boarded under another formation has not. Returns
-        whether there were any. Not while a launched step may still bring something.
+        A padded group has room reserved for all of it; one that boarded under another formation has not.
         """
         board = self.board
-        if not len(board.lingering) or self.table.launched[board.running.rows].any():
-            return False
-        for row in map(int, board.lingering.rows[self.table.launched[board.lingering.rows] == 0].copy()):
-            self._vacate(row)
-        return True
+        return len(ready) > 0 and len(board.lingering) > 0 and not self.table.launched[board.running.rows].any()
+
+    def _dismiss_lingering(self) -> None:
+        """Rows that ended give back what they hold, as soon as no launched step touches it."""
+        for row in self.board.lingering.rows.tolist():
+            self.board.lingering.discard(row)
+            if not self.table.launched[row]:
+                self._vacate(row)
 
     def _preempt(self, row: int, now: float) -> None:
         rows = np.array([row])

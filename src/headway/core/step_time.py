@@ -143,13 +143,9 @@ class StepTimeModel:
         self._coefficients, self.saturation = coefficients, saturation
         self._fitting = None
 
-    def errors(self) -> dict[str, float]:
-        """Mean relative error of the predictions of each stratum's latest steps, made before the step was known."""
-        return {name: float(np.abs(ratios - 1).mean()) for name, ratios in self._latest() if len(ratios)}
-
     @property
     def error(self) -> float:
-        """Mean relative error of all of these; nan before there are any."""
+        """Mean relative error of the latest predictions, made before the step was known; nan before there are any."""
         ratios = np.concatenate([ratios for _, ratios in self._latest()])
         return float(np.abs(ratios - 1).mean()) if len(ratios) else math.nan
 

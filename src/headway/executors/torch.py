@@ -76,7 +76,7 @@ class TorchExecutor:
 
     def _load(self, config: ExecutorConfig, threads: int, report: Callable[[str], None]) -> None:
         """On the step's thread, too: OpenMP gives each thread that computes a team of its own, and as soon as the teams
-        together have more members than there are cores, all wait asleep: a step of 64 rows took 207 ms, not 117."""
+        together have more members than there are cores, all wait asleep: a step of 64 rows took 207 ms, not 126."""
         device, dtype = _device(config.device), DTYPES[config.dtype]
         self._model = models.load(config.model, dtype, device)
         shape = self._model.config
