@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -86,6 +87,18 @@ class Server:
     def load(self) -> dict[str, Any]:
         load: dict[str, Any] = httpx.get(f"{self.url}/load").json()
         return load
+
+    def wait_for(self, holds: Callable[[dict[str, Any]], bool], within: float = 5) -> dict[str, Any]:
+        """The first load for which it holds. While the engine is busy its figures may be a tenth of a second old."""
+        until = time.monotonic() + within
+        while not holds(load := self.load()):
+            assert time.monotonic() < until, load
+            time.sleep(0.02)
+        return load
+
+    def wait_until_idle(self, within: float = 5) -> None:
+        """Nothing runs, waits or holds KV blocks after `within` seconds at most."""
+        self.wait_for(lambda load: load["server_load"] == 0 and load["kv_cache_usage"] == 0, within)
 
 
 @contextmanager

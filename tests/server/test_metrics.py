@@ -39,7 +39,8 @@ VLLM = (
 
 
 def scrape(server: Server) -> dict[str, float]:
-    """Samples by name and by their labels but model_name, engine and le; buckets left out."""
+    """Samples of an idle server by name and by their labels but model_name, engine and le; buckets left out."""
+    server.wait_until_idle()
     text = httpx.get(f"{server.url}/metrics").text
     samples = {}
     for family in text_string_to_metric_families(text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -23,17 +24,6 @@ def ask(path: str, body: dict[str, Any]) -> bytes:
     """A request as bytes."""
     data = json.dumps(body).encode()
     return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data)
-
-
-def wait_until_idle(server: Server, within: float) -> None:
-    """Nothing runs, waits or holds KV blocks after `within` seconds at most."""
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        load = server.load()
-        if load["server_load"] == 0 and load["kv_cache_usage"] == 0:
-            return
-        time.sleep(0.02)
-    raise AssertionError(load)
 
 
 def test_bytes_of_a_completion(client: httpx.Client) -> None:
@@ -178,7 +168,7 @@ def test_silence_is_filled_with_comments(slow_server: Server) -> None:
     assert end == ""
     assert blocks[0] == ": ping"
     assert {block[:6] for block in blocks} == {": ping", "data: "}
-    wait_until_idle(slow_server, 5)
+    slow_server.wait_until_idle(5)
 
 
 def test_client_that_leaves_ends_its_request(slow_server: Server) -> None:
@@ -191,27 +181,23 @@ def test_client_that_leaves_ends_its_request(slow_server: Server) -> None:
     ):
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(ask(path, body))
-            until = time.monotonic() + 5
-            while slow_server.load()["server_load"] == 0:
-                assert time.monotonic() < until
-        wait_until_idle(slow_server, 3)
+            slow_server.wait_for(lambda load: load["server_load"] > 0)
+        slow_server.wait_until_idle(3)
 
 
 def test_hundred_clients_that_leave_in_mid_stream_return_every_block(slow_server: Server) -> None:
     host, port = slow_server.url.removeprefix("http://").split(":")
-    connections = [socket.create_connection((host, int(port))) for _ in range(100)]
-    for connection in connections:
-        connection.sendall(ask(COMPLETIONS, ENDLESS))
-    for connection in connections:
-        received = b""
-        while b"data: " not in received:
-            received += connection.recv(65536)
-    load = slow_server.load()
-    assert load["num_requests_running"] == 100
-    assert load["kv_cache_usage"] >= 100 / NUM_BLOCKS
-    for connection in connections:
-        connection.close()
-    wait_until_idle(slow_server, 3)
+    with ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection((host, int(port)))) for _ in range(100)]
+        for connection in connections:
+            connection.sendall(ask(COMPLETIONS, ENDLESS))
+        for connection in connections:
+            received = b""
+            while b"data: " not in received:
+                received += connection.recv(65536)
+        load = slow_server.wait_for(lambda load: load["num_requests_running"] == 100)
+        assert load["kv_cache_usage"] >= 100 / NUM_BLOCKS
+    slow_server.wait_until_idle(3)
 
 
 def test_slow_reader_stalls_nobody_and_misses_nothing(server: Server, words: Tokenizer) -> None:
