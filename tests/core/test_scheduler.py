@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.core.batch import Batch
 from headway.core.config import SchedulerConfig
 from headway.core.event_log import replay
 from headway.core.policies import POLICIES
@@ -175,11 +176,27 @@ def check_that_nothing_is_lost(world: World, plan) -> None:
     assert len(scheduler.table) == len(scheduler.waiting) == len(scheduler.running) == 0
     assert not scheduler.board._saved
 
-    again = replay(world.events, world.fresh_scheduler())
-    assert len(again) == len(world.executor.batches)
-    for first, second in zip(world.executor.batches, again, strict=True):
+    check_that_the_batches_are(world.executor.batches, replay(world.events, world.fresh_scheduler()))
+
+
+def check_that_the_batches_are(expected: list[Batch], batches: list[Batch]) -> None:
+    assert len(batches) == len(expected)
+    for first, second in zip(expected, batches, strict=True):
         for name in ("rows", "slots", "starts", "num_tokens", "samples", "block_slots", "block_index", "block_ids"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
+        np.testing.assert_array_equal(first.pad_tokens, second.pad_tokens)
+        assert first.load == second.load
+
+
+@settings(max_examples=100, deadline=None)
+@given(configs, st.sampled_from(sorted(POLICIES)), requests, st.integers(9, 40), st.integers(1, 5))
+def test_the_short_way_of_decoding_leads_where_the_general_rules_do(config, policy, plan, num_blocks, block_size):
+    world = World(replace(config, policy=policy), enough(plan, num_blocks, block_size), block_size, max_model_len=40)
+    world.run(plan)
+    general = world.fresh_scheduler()
+    general._decode.launch = lambda step_id, now: None
+    check_that_the_batches_are(world.executor.batches, replay(world.events, general))
+    assert general.counters == world.scheduler.counters
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headway.core.load import Load
+from headway.core.load import NOTHING, Load
 from headway.core.request import FinishReason, SamplingParams
 
 Ints = npt.NDArray[np.int32]
@@ -42,7 +43,7 @@ class Batch:
     pad_tokens int32[n]: throwaway tokens that a padded formation really computes.
     block_slots, block_index, block_ids int32[m]: block tables' new entries, table[slot][index] = id, to be applied
     (after `admitted`, whose slots start with empty tables) before the pass.
-    load: what the pass costs the device; it follows from the rest.
+    load: what the pass costs the device; it follows from the rest, and is worked out where it is not given.
     """
 
     step_id: int
@@ -56,10 +57,11 @@ class Batch:
     block_slots: Ints
     block_index: Ints
     block_ids: Ints
-    load: Load = field(init=False)
+    load: Load = NOTHING
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "load", Load.of(self.starts, self.num_tokens, self.pad_tokens))
+        if self.load is NOTHING:
+            object.__setattr__(self, "load", Load.of(self.starts, self.num_tokens, self.pad_tokens))
 
     @property
     def total_tokens(self) -> int:
@@ -79,7 +81,7 @@ def merge(first: Batch, late: Batch) -> Batch:
         "block_index",
         "block_ids",
     ]
-    arrays = {name: np.concatenate([getattr(first, name), getattr(late, name)]) for name in names}
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(late, name)]) for name in names}
     return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, **arrays)
 
 

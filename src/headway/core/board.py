@@ -128,12 +128,14 @@ class Board:
             choice=request.choice,
         )
 
-    def append(self, rows: Longs, tokens: Ints) -> None:
-        """One new token for each of rows int64[n]."""
+    def append(self, rows: Longs, tokens: Ints) -> Ints:
+        """One new token for each of rows int64[n]; returns their lengths int32[n]."""
         table = self._table
         length = table.length[rows]
         self._flat[table.slot[rows] * self._width + length] = tokens
-        table.length[rows] = length + 1
+        length += 1
+        table.length[rows] = length
+        return length
 
     def stop_running(self, row: int, phase: int) -> None:
         """A running row has ended or lost its place: its blocks will come back."""

@@ -77,23 +77,36 @@ class BlockPool:
         total = int(counts.sum())
         if total > self.available:
             raise ValueError(f"asked for {total} blocks, only {self.available} are free")
-        if self.prefixes is not None:
-            while self._num_free < total:
-                self._free[self._num_free] = self.prefixes.forget()
-                self._num_free += 1
-                self.num_forgotten += 1
         first = self.held[slots]
         owner, index = slots, first
         if total > len(slots):
             owner = np.repeat(slots, counts)
             within = np.arange(total, dtype=np.int32) - np.repeat(np.cumsum(counts, dtype=np.int32) - counts, counts)
             index = np.repeat(first, counts) + within
-        ids = self._free[self._num_free - total : self._num_free][::-1].copy()
-        self._num_free -= total
-        self.refs[ids] = 1
+        ids = self._draw(total)
         self.tables[owner, index] = ids
         self.held[slots] = first + counts
         return owner.astype(np.int32), index, ids
+
+    def grow(self, slots: Longs) -> BlockEntries:
+        """Gives each of slots int64[n], which are distinct, one more block; so many must be `available`."""
+        index = self.held[slots]
+        ids = self._draw(len(slots))
+        self.tables[slots, index] = ids
+        self.held[slots] = index + 1
+        return slots.astype(np.int32), index, ids
+
+    def _draw(self, count: int) -> Ints:
+        """Ids of blocks that have one holder from now on; what some of them held is forgotten."""
+        while self._num_free < count:
+            assert self.prefixes is not None, "the caller has seen that there are enough"
+            self._free[self._num_free] = self.prefixes.forget()
+            self._num_free += 1
+            self.num_forgotten += 1
+        ids: Ints = self._free[self._num_free - count : self._num_free][::-1].copy()
+        self._num_free -= count
+        self.refs[ids] = 1
+        return ids
 
     def share(self, slot: int, ids: Ints) -> BlockEntries:
         """Gives an empty slot the blocks `ids` int32[m], which others may hold too."""

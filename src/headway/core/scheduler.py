@@ -7,6 +7,7 @@ decode and coming back after preemption are all that one rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from headway.core.batch import Batch, Bools, Finished, Ints, Longs, StepEvents, 
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
+from headway.core.decode_step import DecodeStep
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
@@ -83,6 +85,7 @@ class Scheduler:
         self.log = log
         room = Room(self.table, pool, self.board, strategies, self._preempt)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting)
+        self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
         self._sized_for = strategies.config
         self._step_id = 0
         self._more = True
@@ -216,6 +219,30 @@ class Scheduler:
         if self.log:
             self.log(("schedule", now))
         self.table.step = self._step_id + 1
+        batch, until = self._decode_step(now), math.inf
+        if batch is None:
+            batch, until = self._any_step(now)
+        if batch is None:
+            return Wait(until, self.accounting.queue_state.label)
+        self._step_id = batch.step_id
+        self.counters.num_steps += 1
+        if self._step_id % REFRESH_EVERY == 0:
+            self.output_length.refresh(self.table, self.board.running.rows)
+        return batch
+
+    def _decode_step(self, now: float) -> Batch | None:
+        """The next batch, if everybody decodes and nothing is to be decided."""
+        if len(self.waiting):
+            return None
+        batch = self._decode.launch(self._step_id + 1, now)
+        if batch is not None:
+            self.counters.num_batched_rows += len(batch.rows)
+            self.counters.num_batched_tokens += len(batch.rows)
+            self.accounting.queue_waits_for(WAIT_STEP, now)
+        return batch
+
+    def _any_step(self, now: float) -> tuple[Batch | None, float]:
+        """The next batch by the general rules, and until when the doors are shut where there is none."""
         ready = self._lineup.ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
         joining, until = self._lineup.joining(ready, limits, 0, self._more, now)
@@ -225,13 +252,7 @@ class Scheduler:
         if batch is None and self._stuck(ready):
             self._dismiss_lingering()
             batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
-        if batch is None:
-            return Wait(until, self.accounting.queue_state.label)
-        self._step_id = batch.step_id
-        self.counters.num_steps += 1
-        if self._step_id % REFRESH_EVERY == 0:
-            self.output_length.refresh(self.table, self.board.running.rows)
-        return batch
+        return batch, until
 
     def add_late(self, batch: Batch, now: float) -> Batch:
         """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit."""
@@ -341,7 +362,8 @@ class Scheduler:
         self.step_time.observe(batch.load, output.elapsed)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
-        live = table.phase[rows] != ENDED
+        phase = table.phase[rows]
+        live = phase != ENDED
         ends = [
             self._end(int(rows[i]), FinishReason.ERROR, now, message=message)
             for i, message in output.failed.items()
@@ -361,7 +383,8 @@ class Scheduler:
         ends += self._append(heirs, tokens, now)
         self._remember(batch)
         handles = table.handle[heirs]
-        self._settle(rows, now)
+        if ends or np.count_nonzero(phase == RUNNING) < len(rows):
+            self._settle(rows, now)
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
 
     def _note_entropy(self, rows: Longs, live: Bools, output: StepOutput) -> None:
@@ -383,14 +406,14 @@ class Scheduler:
     def _append(self, rows: Longs, tokens: Ints, now: float) -> list[Finished]:
         """One new token for each of rows; returns the ends that follow from them."""
         table, accounting = self.table, self.accounting
-        self.board.append(rows, tokens)
+        length = self.board.append(rows, tokens)
         elsewhere = accounting.state[rows] != DECODE
         if np.count_nonzero(elsewhere):
             fresh = rows[elsewhere]
             table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
             accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now)
         stops = table.stops(rows, tokens)
-        ended = (stops | (table.length[rows] >= table.limit[rows])).nonzero()[0]
+        ended = (stops | (length >= table.limit[rows])).nonzero()[0]
         return [
             self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]))
             if stops[i]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
+from headway.core.batch import Ints, Longs
 from headway.core.policies.base import Policy, reaching
 from headway.core.table import Floats, Rows
 
 OVERTAKING = 32_768
 """Tokens: 64 steps of 512."""
 FIRST = -1e290
+MOST_ASIDE = 256
+"""Steps."""
 
 
 class Aged(Policy):
@@ -23,6 +25,8 @@ class Aged(Policy):
 
     So the promise holds: where the sum has reached `overtaking`, nobody later is placed ahead any more. What can still
     be served is what was on board by then: steps that are launched, and the answers of those who hold a place.
+
+    What steps serve is only put aside until all of it together might lift `_due`.
     """
 
     bounded = True
@@ -36,6 +40,8 @@ class Aged(Policy):
         self._begun = False
         self._later = 0.0
         self._work = np.zeros(256)  # tokens served to each number, from _due + 1 on
+        self._aside: list[tuple[Longs, Ints]] = []  # numbers and tokens of steps that are not counted yet
+        self._until_due = float(overtaking)  # tokens that may be put aside
 
     def score(self, queue: Rows, now: float) -> Floats:
         score = self.policy.score(queue, now)
@@ -51,14 +57,22 @@ class Aged(Policy):
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)
-        place = rows.seq - (self._due + 1)
-        if len(place) and place[place.argmin()] < 0:
-            counts = place >= 0
-            place, tokens = place[counts], tokens[counts]
-        self._work[place] += tokens
-        self._later += float(np.add.reduce(tokens))
+        self._aside.append((rows.seq, tokens))
+        self._until_due -= float(np.add.reduce(tokens))
+        if self._until_due <= 0 or len(self._aside) == MOST_ASIDE:
+            self._count()
+
+    def _count(self) -> None:
+        """Counts what was put aside."""
+        place = np.concatenate([seq for seq, _ in self._aside]) - (self._due + 1)
+        tokens = np.concatenate([tokens for _, tokens in self._aside])
+        self._aside.clear()
+        counts = place >= 0
+        self._work += np.bincount(place[counts], tokens[counts], len(self._work))
+        self._later += float(tokens[counts].sum())
         if self._later - self._work[0] >= self.overtaking:
             self._advance()
+        self._until_due = self.overtaking - (self._later - self._work[0])
 
     def _advance(self) -> None:
         """Lifts `_due` as far as the numbers above it have had `overtaking` tokens."""

@@ -19,15 +19,15 @@ class Shares:
 
     def __init__(self) -> None:
         self.counter = np.zeros(16)
-        self._weight, self._live, self._tail = np.ones(16), np.zeros(16), np.zeros(16)
+        self._share, self._live, self._tail = np.zeros(16), np.zeros(16), np.zeros(16)  # share: 1 / weight
         self._ahead = np.zeros(256)
         self._last_idle = 0.0
 
     def arrived(self, row: int, group: int, weight: float, cost: float) -> None:
-        for name in ("counter", "_weight", "_live", "_tail"):
+        for name in ("counter", "_share", "_live", "_tail"):
             setattr(self, name, reaching(getattr(self, name), group))
         self._ahead = reaching(self._ahead, row)
-        self._weight[group] = weight
+        self._share[group] = 1.0 / weight
         if not self._live[group]:
             active = self.counter[self._live > 0]
             floor = active.min() if len(active) else self._last_idle
@@ -37,7 +37,7 @@ class Shares:
         self._tail[group] += cost / weight
 
     def served(self, groups: Ints, tokens: Ints) -> None:
-        self.counter += np.bincount(groups, tokens, len(self.counter)) / np.maximum(self._weight, 1e-9)
+        self.counter += np.bincount(groups, tokens, len(self.counter)) * self._share
 
     def ended(self, group: int) -> None:
         self._live[group] -= 1
