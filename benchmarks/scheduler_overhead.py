@@ -1,9 +1,9 @@
 """What a step costs the host: schedule, commit and the events in wire form, for every policy.
 
 All rows decode, and each gets a new block every 16 tokens, not all in the same step. "steady": the batch is full and
-stays so. "one joins": before each step one row is aborted, and the best of the queue takes its place; for a queue of
-0, 1,000 and 100,000. No model, no executor: outputs are made beforehand. Times are of whole steps, in microseconds,
-medians.
+stays so. "one joins": before a step one row is aborted, and the best of the queue takes its place; for a queue of
+0, 1,000 and 100,000. The policies are timed in turn, in five rounds. No model, no executor: outputs are made
+beforehand. Times are of whole steps, in microseconds, medians.
 
 With --vllm PYTHON, an interpreter that has vLLM, its scheduler is timed over the same rows in turn with this one.
 
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -39,6 +40,7 @@ QUEUES = (0, 1000, 100_000)
 QUEUE_BAR = 2000.0
 """Microseconds that the longest queue may add."""
 VLLM_SHARE = 1 / 40
+ROUNDS = 5
 PROMPT = 16
 BLOCK_SIZE = 16
 STEP_SECONDS = 0.03
@@ -139,6 +141,15 @@ class Bench:
             self.step()
 
 
+def in_turn(times: Callable[[str], list[float]]) -> dict[str, list[float]]:
+    """Every policy's times, taken in ROUNDS, so that no disturbance meets one policy alone."""
+    taken: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for _ in range(ROUNDS):
+        for policy, of in taken.items():
+            of += times(policy)
+    return taken
+
+
 def vllm(python: Path, rows: int, steps: int) -> list[float]:
     """Microseconds of vLLM's schedule and update_from_output over as many decoding rows."""
     command = [str(python), str(VLLM_SCRIPT), str(rows), str(steps)]
@@ -168,12 +179,12 @@ def main(args: Namespace) -> int:
     with measured() as used:
         for rows, bar in BARS.items():
             console.print(f"{rows} rows ...")
-            bench = Bench(rows, steps)
-            steady = {policy: bench.steady(policy) for policy in POLICIES}
+            bench = Bench(rows, steps // ROUNDS)
+            steady = in_turn(bench.steady)
             joins: dict[int, dict[str, list[float]]] = {}
             for queue in queues:
                 bench.fill(queue)
-                joins[queue] = {policy: bench.joining(policy) for policy in POLICIES}
+                joins[queue] = in_turn(bench.joining)
             theirs = vllm(args.vllm, rows, steps // 4) if args.vllm else None
             name, cost = dearest(steady)
             idle, busy = (

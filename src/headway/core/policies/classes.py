@@ -7,9 +7,11 @@ import numpy as np
 from headway.core.batch import Ints
 from headway.core.policies.base import Policy, reaching
 from headway.core.policies.shares import Shares
-from headway.core.table import Floats, Phase, Rows
+from headway.core.table import RUNNING, Floats, Rows
 
 REALTIME, BATCH = 0, 1
+BEHIND = 1e12
+"""Tokens: more than any share differs."""
 
 
 class Classes(Policy):
@@ -35,8 +37,11 @@ class Classes(Policy):
         group = self._class[rows]
         realtime = 0.0 if queue.step % self.cadences[0] == 0 else 1.0
         batch = realtime if queue.step % self.cadences[1] == 0 else 2.0
-        place = np.where(queue.phase == Phase.RUNNING, 0.0, np.array([realtime, batch])[group])
-        return place * 1e12 + self.shares.score(rows, group)
+        score = self.shares.score(rows, group, np.array([realtime, batch]) * BEHIND)
+        on_board = queue.phase == RUNNING
+        if np.count_nonzero(on_board):
+            score[on_board] = self.shares.score(rows[on_board], group[on_board])
+        return score
 
     def arrived(self, rows: Rows, now: float) -> None:
         cost = rows.work + rows.predicted

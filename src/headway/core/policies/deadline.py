@@ -44,8 +44,10 @@ class LeastLaxity(Policy):
         if self._step_time is not None and self._step_time.fitted:
             prefill = self._step_time.predict(self.PREFILL) / self.PREFILL.tokens
             decode = self._step_time.predict(self.DECODE)
-        remaining = np.maximum(queue.predicted - (queue.length - queue.prompt_len), 1)
-        laxity: Floats = _deadline(queue) - now
+        remaining = queue.predicted + queue.prompt_len
+        remaining -= queue.length
+        laxity = _deadline(queue)
+        laxity -= now
         laxity -= prefill * queue.work
-        laxity -= decode * remaining
+        laxity -= decode * np.maximum(remaining, 1, out=remaining)
         return laxity

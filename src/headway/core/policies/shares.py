@@ -44,10 +44,13 @@ class Shares:
         if not self._live.any():
             self._last_idle = self.counter[group]
 
-    def score(self, rows: Longs, groups: Ints) -> Floats:
-        """float64[n]; within a group in order of arrival."""
+    def score(self, rows: Longs, groups: Ints, behind: Floats | None = None) -> Floats:
+        """float64[n]; within a group in order of arrival. `behind`, by group, is added to its members' scores."""
         ahead = self._ahead[rows]
         head = np.full(len(self.counter), np.inf)
         np.minimum.at(head, groups, ahead)
-        result: Floats = (self.counter - head)[groups] + ahead
+        first = self.counter - head
+        if behind is not None:
+            first[: len(behind)] += behind
+        result: Floats = first[groups] + ahead
         return result
