@@ -30,7 +30,7 @@ from common import Verdict, arguments, console, measured
 from headway.core.batch import Batch, StepEvents, StepOutput
 from headway.core.config import SchedulerConfig
 from headway.core.policies import POLICIES
-from headway.core.request import Request, SamplingParams
+from headway.core.request import Request, SamplingParams, Slo
 from headway.core.scheduler import Scheduler
 from headway.engine.messages import encoder, to_step
 
@@ -76,7 +76,7 @@ class Bench:
         return bool((table.length[rows] == table.prompt_len[rows]).any())
 
     def add(self, count: int) -> None:
-        """So many more requests, of several classes, tenants, priorities and lengths."""
+        """So many more requests, of several classes, tenants, priorities and lengths, half of them with a deadline."""
         for _ in range(count):
             number = self._added
             self._added += 1
@@ -90,6 +90,7 @@ class Bench:
                     priority=number % 3,
                     tenant=f"t{number % 8}",
                     request_class=("realtime", "batch")[number % 2],
+                    slo=Slo(deadline=3600.0) if number % 4 < 2 else Slo(),
                 ),
                 self.now,
             )

@@ -197,6 +197,10 @@ class Rows:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._table, name)[self.index]
 
+    def among(self, positions: Longs) -> Rows:
+        """Those at positions int64[m] of these rows."""
+        return Rows(self._table, self.index[positions], self.now)
+
     @property
     def work(self) -> Ints:
         table, index = self._table, self.index

@@ -76,8 +76,9 @@ def test_least_laxity_subtracts_the_service_to_come():
     queue = Queue(LeastLaxity(rates=(0.01, 0.1)))
     short = queue.add(prompt_len=10, max_tokens=10, deadline=12.0)  # 12 - 0.1 - 1.0 = 10.9
     long = queue.add(prompt_len=100, max_tokens=50, deadline=15.0)  # 15 - 1.0 - 5.0 = 9.0
-    none = queue.add()
-    assert queue.order() == [long, short, none]
+    none = queue.add(prompt_len=10)
+    later = queue.add(prompt_len=1000, max_tokens=500)  # without a deadline it is by arrival
+    assert queue.order() == [long, short, none, later]
     np.testing.assert_allclose(queue.policy.score(queue.rows([short, long]), 0.0), [10.9, 9.0])
 
 

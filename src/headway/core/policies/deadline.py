@@ -44,10 +44,10 @@ class LeastLaxity(Policy):
         if self._step_time is not None and self._step_time.fitted:
             prefill = self._step_time.predict(self.PREFILL) / self.PREFILL.tokens
             decode = self._step_time.predict(self.DECODE)
-        remaining = queue.predicted + queue.prompt_len
-        remaining -= queue.length
         laxity = _deadline(queue)
-        laxity -= now
-        laxity -= prefill * queue.work
-        laxity -= decode * np.maximum(remaining, 1, out=remaining)
+        promised = (laxity < NEVER).nonzero()[0]
+        if len(promised):
+            rows = queue.among(promised)
+            remaining = np.maximum(rows.predicted - (rows.length - rows.prompt_len), 1)
+            laxity[promised] -= now + prefill * rows.work + decode * remaining
         return laxity
