@@ -43,8 +43,8 @@ format: $(READY) ## let ruff format and fix
 	$(VENV)/bin/ruff format src tests benchmarks scripts
 	$(VENV)/bin/ruff check --fix src tests benchmarks scripts
 
-bench: $(READY) ## the benchmarks behind the README's figures, quickly; `python benchmarks/NAME.py` runs one in full
-	@for script in $(filter-out benchmarks/common.py,$(wildcard benchmarks/*.py)); do \
+bench: $(READY) ## the benchmarks that need nothing else, quickly; `python benchmarks/NAME.py` runs one in full
+	@for script in $(filter-out %/peers.py,$(shell grep -l 'arguments(__doc__)' benchmarks/*.py)); do \
 	    echo "== $$script --quick"; $(PYTHON_BIN) $$script --quick || exit 1; done
 
 clean: ## remove .venv, caches and build products
