@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,28 @@ class Admission:
     choice: int
 
 
+NO_IDS: Ints = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Swaps:
+    """KV blocks to copy: device block out_device[i] to host block out_host[i], then in_host[i] to in_device[i]; int32.
+
+    All that go out are copied before any comes in, and both before anything of the step is computed.
+    """
+
+    out_device: Ints
+    out_host: Ints
+    in_device: Ints
+    in_host: Ints
+
+    def __len__(self) -> int:
+        return len(self.out_device) + len(self.in_device)
+
+
+NO_SWAPS = Swaps(NO_IDS, NO_IDS, NO_IDS, NO_IDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One forward pass. Row i computes positions [starts[i], starts[i] + num_tokens[i]) of the sequence in slots[i].
@@ -42,6 +64,7 @@ class Batch:
     pad_tokens int32[n]: throwaway tokens that a padded formation really computes.
     block_slots, block_index, block_ids int32[m]: block tables' new entries, table[slot][index] = id, to be applied
     (after `admitted`, whose slots start with empty tables) before the pass.
+    swaps: what is copied to and from the host's memory before that.
     load: what the pass costs the device; it follows from the rest.
     """
 
@@ -56,6 +79,7 @@ class Batch:
     block_slots: Ints
     block_index: Ints
     block_ids: Ints
+    swaps: Swaps = NO_SWAPS
     load: Load = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,7 +104,18 @@ def merge(first: Batch, late: Batch) -> Batch:
         "block_ids",
     ]
     arrays = {name: np.concatenate([getattr(first, name), getattr(late, name)]) for name in names}
-    return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, **arrays)
+    swaps = Swaps(
+        *(np.concatenate([getattr(first.swaps, field.name), getattr(late.swaps, field.name)]) for field in fields(Swaps))
+    )
+    return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, swaps=swaps, **arrays)
+
+
+def without(batch: Batch, leave: Longs) -> Batch:
+    """The batch, not launched yet, without the rows at these positions. Their new blocks stay theirs."""
+    keep = np.ones(len(batch.rows), np.bool_)
+    keep[leave] = False
+    names = ("rows", "slots", "starts", "num_tokens", "samples", "pad_tokens")
+    return replace(batch, **{name: getattr(batch, name)[keep] for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +141,8 @@ class StepOutput:
     """What a batch yielded: counts int32[n], tokens per row (0 or 1) in its order; token_ids int32[counts.sum()].
 
     `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
-    the step in seconds, `device_time` the part in which the device computed. `failed` maps a row's position in the
+    the step in seconds, `device_time` the part in which the device computed, `copy_time` the part in which it copied the
+    batch's swaps. `failed` maps a row's position in the
     batch to what went wrong with it alone (its logits were not numbers, say); it has no token. `entropy` maps positions
     of rows whose first token this is to the entropy of its distribution, in nats, where the executor knows it.
     """
@@ -117,6 +153,7 @@ class StepOutput:
     logprobs: list[Logprobs | None] | None = None
     elapsed: float = 0.0
     device_time: float = 0.0
+    copy_time: float = 0.0
     failed: dict[int, str] = field(default_factory=dict)
     entropy: dict[int, float] = field(default_factory=dict)
 

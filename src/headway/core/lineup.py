@@ -143,14 +143,17 @@ class Lineup:
             free = 0 if pressed else self._pool.available - int(need[boarded].sum())
             fits, reserve = room.for_queue(joining, free, now)
             keep[~boarded] = fits
-            need[~boarded] = np.maximum(need[~boarded], reserve - table.cached[joining] // self._pool.block_size)
+            need[~boarded] = np.maximum(need[~boarded], reserve - table.found[joining])
             self.note_waits(joining[~fits], State.WAIT_BLOCKS, now)
             joining = joining[fits]
         shared = [self._board.take(row) for row in map(int, joining)]
         for row in map(int, joining):
             self._waiting.discard(row)
         rows, tokens = rows[keep], tokens[keep]
-        return rows, tokens, joining, join_entries([*shared, room.give(rows, need[keep])])
+        entries = join_entries([*shared, room.give(rows, need[keep])])
+        for row in map(int, joining):
+            self._board.fetch(row)
+        return rows, tokens, joining, entries
 
     def note_waits(self, rows: Longs, state: State, now: float) -> None:
         """These rows got nothing in this step: on board they wait for `state`, in the queue everybody does."""

@@ -10,7 +10,9 @@ import numpy as np
 from headway.core.batch import Bools, Ints, Longs
 from headway.core.board import Board
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
+from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies.base import in_order
+from headway.core.preemption import Pressure
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, RequestTable, Rows
 
@@ -27,19 +29,21 @@ class Room:
         board: Board,
         strategies: Strategies,
         preempt: Callable[[int, float], None],
+        predictor: OutputLengthPredictor,
     ) -> None:
         self._table = table
         self._pool = pool
         self._board = board
         self._strategies = strategies
         self._preempt = preempt
+        self._predictor = predictor
         self._watermark = math.ceil(0.01 * pool.num_blocks)
 
     def need(self, rows: Longs, tokens: Ints) -> Ints:
         """Blocks that rows int64[n] lack for `tokens` int32[n] more: int32[n], 0 where they have enough."""
         table, block_size = self._table, self._pool.block_size
         cached = table.cached[rows]
-        held = np.maximum(table.blocks[rows], cached // block_size)
+        held = np.maximum(table.blocks[rows], table.found[rows])
         lacking = blocks_for(np.maximum(table.computed[rows], cached) + tokens, block_size) - held
         result: Ints = np.maximum(lacking, 0)
         return result
@@ -102,27 +106,26 @@ class Room:
 
         Returns the blocks gained now and those gained when the launched steps have been collected.
         """
-        table = self._table
-        gain = {row: self._gain(row) for row in candidates.tolist()}
-        if wanted <= 0 or sum(gain.values()) < wanted:
+        table, pool, host = self._table, self._pool, self._board.host
+        tables = pool.tables[table.slot[candidates]]
+        others = (tables >= 0) & (pool.refs[tables] > 1)
+        gains = (table.blocks[candidates] - np.count_nonzero(others, axis=1)).astype(np.int32)
+        if wanted <= 0 or gains.sum() < wanted:
             return 0, 0
+        kept = np.logical_and.accumulate(others, axis=1).sum(axis=1, dtype=np.int32) * pool.block_size
+        kept = np.minimum(kept, table.computed[candidates])
+        pressure = Pressure(gains, kept, wanted, host.available, pool.block_size)
         gained_now = gained_later = 0
-        for position in self._strategies.preemption.victims(Rows(table, candidates, now), now):
-            if gained_now + gained_later >= wanted:
-                break
+        for position, swap in self._strategies.preemption.victims(Rows(table, candidates, now), pressure, now):
             row = int(candidates[position])
             if table.launched[row]:
-                gained_later += gain[row]
+                gained_later += int(gains[position])
             else:
-                gained_now += gain[row]
+                gained_now += int(gains[position])
+            if swap:
+                host.reserve(row, int(blocks_for(table.computed[row], pool.block_size)))
             self._preempt(row, now)
         return gained_now, gained_later
-
-    def _gain(self, row: int) -> int:
-        """Blocks that nobody else holds."""
-        table, pool = self._table, self._pool
-        ids = pool.tables[table.slot[row], : table.blocks[row]]
-        return int(np.count_nonzero(pool.refs[ids] == 1))
 
     def for_queue(self, rows: Longs, free: int, now: float) -> tuple[Bools, Ints]:
         """Which rows of the queue fit, in order, with all that is known of them, beside the promises already made.
@@ -132,9 +135,16 @@ class Room:
         """
         together, at_once = self._strategies.formation.claims(Rows(self._table, rows, now), self._pool.block_size)
         fits = together <= self._spare(free)
+        if fits.any():
+            fits &= self._reserved(rows, now)
         count = int(np.count_nonzero(fits))
         most = self._pool.tables.shape[1]
         return fits, np.full(len(rows), min(most, int(at_once[count - 1])) if count else 0, np.int32)
+
+    def _reserved(self, rows: Longs, now: float) -> Bools:
+        table, board = self._table, self._board.running.rows
+        reservation = self._strategies.reservation
+        return reservation.fits(Rows(table, board, now), Rows(table, rows, now), self._pool, self._predictor)
 
     def _spare(self, free: int) -> int:
         """What is left of `free` blocks beside the promises made to those on board."""
@@ -154,6 +164,7 @@ class Room:
         count = self._fitting(rows, now)
         table.backfilled[rows[:count]] = 0
         backfill = self._strategies.config.backfill and not self._strategies.formation.lingers
+        backfill &= self._strategies.reservation.backfills
         if count == len(rows) or not backfill:
             return rows[:count]
         whole = blocks_for(table.target[rows], self._pool.block_size) - table.shared[rows]

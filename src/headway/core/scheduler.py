@@ -14,7 +14,19 @@ from typing import Any
 import numpy as np
 
 from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
-from headway.core.batch import Batch, Bools, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
+from headway.core.batch import (
+    NO_SWAPS,
+    Batch,
+    Bools,
+    Finished,
+    Ints,
+    Longs,
+    StepEvents,
+    StepOutput,
+    Swaps,
+    Wait,
+    merge,
+)
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
@@ -22,11 +34,13 @@ from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
+from headway.core.preemption import GUARDED_STEPS
 from headway.core.prefix import PrefixIndex
 from headway.core.request import FinishReason, Request, RequestError
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
+from headway.core.swap import HostPool
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
 
 Event = tuple[Any, ...]
@@ -41,13 +55,16 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; all but num_steps and num_preemptions in tokens or rows."""
+    """Totals since the start; tokens and rows computed; steps; preemptions, of which swaps, and blocks copied for
+    those, out and in; requests."""
 
     num_steps: int = 0
     num_batched_tokens: int = 0
     num_batched_rows: int = 0
     num_pad_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    num_swapped_blocks: int = 0
     num_recomputed_tokens: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
@@ -69,6 +86,8 @@ class Scheduler:
         *,
         step_time: StepTimeModel | None = None,
         log: Callable[[Event], None] | None = None,
+        num_host_blocks: int = 0,
+        spare_slots: int = 0,
     ) -> None:
         self.strategies = strategies
         self.pool = pool
@@ -79,11 +98,13 @@ class Scheduler:
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
-        self.board = Board(self.table, pool, strategies.config.seqs, max_model_len)
+        self.host = HostPool(num_host_blocks)
+        self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
-        room = Room(self.table, pool, self.board, strategies, self._preempt)
+        room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting)
         self._sized_for = strategies.config
+        self._copied_out: dict[int, list[tuple[int, int]]] = {}
         self._step_id = 0
         self._more = True
 
@@ -97,8 +118,11 @@ class Scheduler:
         *,
         secret: bytes = b"",
         own: Policy | None = None,
+        num_host_blocks: int = 0,
+        spare_slots: int = 0,
     ) -> Scheduler:
-        """A scheduler of the strategies that `config` names, over so many KV blocks.
+        """A scheduler of the strategies that `config` names, over so many KV blocks, and so many in the host's memory;
+        with so many slots beside those of the requests on board for requests that are leaving.
 
         `secret` is the key of the prefix index; `own` is a policy to use instead of the one that is named.
 
@@ -106,9 +130,17 @@ class Scheduler:
             ValueError: as Strategies.of.
         """
         prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
-        pool = BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes)
+        pool = BlockPool(num_blocks, block_size, config.seqs + spare_slots, max_model_len, prefixes)
         model = StepTimeModel()
-        return cls(Strategies.of(config, model, own), pool, max_model_len, step_time=model)
+        strategies = Strategies.of(config, model, own)
+        return cls(
+            strategies,
+            pool,
+            max_model_len,
+            step_time=model,
+            num_host_blocks=num_host_blocks,
+            spare_slots=spare_slots,
+        )
 
     @property
     def config(self) -> SchedulerConfig:
@@ -216,6 +248,7 @@ class Scheduler:
         if self.log:
             self.log(("schedule", now))
         self.table.step = self._step_id + 1
+        self.host.settle()
         ready = self._lineup.ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
         joining, until = self._lineup.joining(ready, limits, 0, self._more, now)
@@ -272,11 +305,12 @@ class Scheduler:
 
     def _preempt(self, row: int, now: float) -> None:
         rows = np.array([row])
+        swapped = self.host.holds(row)
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += int(self.table.computed[row])
+        self.counters.num_swaps += swapped
         self.table.preemptions[row] += 1
         self.board.stop_running(row, LEAVING)
-        self.accounting.enter(rows, State.PREEMPTED, now)
+        self.accounting.enter(rows, State.SWAPPED if swapped else State.PREEMPTED, now)
         self._settle(rows, now)
 
     # -- launching and committing -------------------------------------------------------------------------------------
@@ -288,8 +322,7 @@ class Scheduler:
         self._note_computing(rows, table.computed[rows], now)
         self.strategies.policy.served(Rows(table, rows, now), tokens, now)
         if len(admitted):
-            counters.num_prefix_queries += int(table.target[admitted].sum())
-            counters.num_prefix_hits += int(table.computed[admitted].sum())
+            self._note_admitted(admitted, step_id)
         counters.num_batched_rows += len(rows)
         lingering = self.board.lingering.rows
         if len(lingering):
@@ -316,11 +349,29 @@ class Scheduler:
             block_slots=entries[0],
             block_index=entries[1],
             block_ids=entries[2],
+            swaps=self._copies(step_id),
         )
         padding = int(batch.pad_tokens.sum()) if self.strategies.formation.lingers else 0
         counters.num_pad_tokens += padding
         counters.num_batched_tokens += int(batch.load.tokens) - padding
         return batch
+
+    def _note_admitted(self, rows: Longs, step_id: int) -> None:
+        table, counters = self.table, self.counters
+        counters.num_prefix_queries += int(table.target[rows].sum())
+        counters.num_prefix_hits += int(table.found[rows].sum()) * self.pool.block_size
+        counters.num_recomputed_tokens += int(np.maximum(table.lost[rows] - table.computed[rows], 0).sum())
+        table.lost[rows] = 0
+        again = rows[table.preemptions[rows] > 0]
+        table.guarded_until[again] = step_id + GUARDED_STEPS
+
+    def _copies(self, step_id: int) -> Swaps:
+        swaps, rows = self.host.copies()
+        if rows:
+            known = [(row, int(self.table.handle[row])) for row in rows]
+            self._copied_out[step_id] = self._copied_out.get(step_id, []) + known
+        self.counters.num_swapped_blocks += len(swaps)
+        return swaps
 
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
         """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
@@ -338,7 +389,10 @@ class Scheduler:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
         if self.log:
             self.log(("commit", now, batch.step_id, output))
-        self.step_time.observe(batch.load, output.elapsed)
+        self.step_time.observe(batch.load, output.elapsed - output.copy_time)
+        if batch.swaps is not NO_SWAPS:
+            self.step_time.copies.observe(len(batch.swaps), output.copy_time)
+            self._copied_out.pop(batch.step_id, None)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         live = table.phase[rows] != ENDED
@@ -405,9 +459,26 @@ class Scheduler:
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         live = rows[table.phase[rows] != ENDED]
+        # What the step should have computed is not there to be found by others.
+        table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
+        live = np.concatenate([live, self._lose_copies(batch.step_id)])
         ends = [self._end(int(row), FinishReason.ERROR, now, message=message) for row in live]
         self._settle(rows, now)
         return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
+
+    def _lose_copies(self, step_id: int) -> Longs:
+        """What a failed step should have copied out is lost: those who wait are computed anew. Returns those who have
+        come back with it already."""
+        table, back = self.table, []
+        for row, handle in self._copied_out.pop(step_id, ()):
+            if table.row_of(handle) != row or table.phase[row] == ENDED:
+                continue
+            if self.host.holds(row) and table.phase[row] == Phase.WAITING:
+                self.host.release(row)
+                table.swapped[row] = table.cached[row] = 0
+            elif table.phase[row] == RUNNING:
+                back.append(row)
+        return np.array(back, np.int64)
 
     def _end(
         self, row: int, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
@@ -421,6 +492,7 @@ class Scheduler:
         elif table.phase[row] == Phase.WAITING:
             self.waiting.discard(row)
         table.phase[row] = ENDED
+        self.host.release(row)
         self.counters.num_finished += 1
         return Finished(
             handle=int(table.handle[row]),
@@ -485,7 +557,12 @@ class Scheduler:
         """How many requests of the queue wait for what."""
         rows = self.waiting.rows
         fresh = int(np.count_nonzero(self.accounting.queued(rows)))
-        reasons = {State.PREEMPTED.label: len(rows) - fresh, self.accounting.queue_state.label: fresh}
+        swapped = int(np.count_nonzero(self.accounting.state[rows] == State.SWAPPED))
+        reasons = {
+            State.PREEMPTED.label: len(rows) - fresh - swapped,
+            State.SWAPPED.label: swapped,
+            self.accounting.queue_state.label: fresh,
+        }
         return {reason: count for reason, count in reasons.items() if count}
 
     def check(self) -> None:
