@@ -49,7 +49,12 @@ class Board:
     @property
     def num_free(self) -> int:
         """How many may join: slots that are free, as far as no more are on board than there are places."""
-        return min(len(self._free_slots), self.places - len(self.running) - len(self.lingering))
+        return min(len(self._free_slots), self.vacant)
+
+    @property
+    def vacant(self) -> int:
+        """Places that nobody has. The slot of who has just lost one may still be in a launched step."""
+        return self.places - len(self.running) - len(self.lingering)
 
     def take(self, row: int) -> BlockEntries:
         """Gives a row of the queue a slot, and the blocks that the prefix index holds of it."""

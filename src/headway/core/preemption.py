@@ -6,6 +6,7 @@ who needs the room.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,17 +28,20 @@ Victim = tuple[int, bool]
 class Pressure:
     """Somebody needs room. `gains` int32[n]: blocks of each row that nobody else holds; `kept` int32[n]: tokens at its
     beginning that others hold too, so that it finds them again. `wanted`: blocks to gain, or 0 where one row must leave
-    whatever it holds. `host_free`: blocks of the host's memory that can be had; `block_size` in tokens."""
+    whatever it holds. `host_free`: blocks of the host's memory that can be had; `block_size` in tokens; `limit`: seconds that bringing
+    all of them back may cost."""
 
     gains: Ints
     kept: Ints
     wanted: int
     host_free: int
     block_size: int
+    limit: float = math.inf
 
 
 class Preemption(Protocol):
-    """`victims`: who leaves, of `rows` (on board, in policy order), until they have gained what is wanted."""
+    """`victims`: who leaves, of `rows` (on board, in policy order), so that they gain what is wanted; nobody where that
+    costs too much."""
 
     def victims(self, rows: Rows, pressure: Pressure, now: float) -> list[Victim]: ...
 
@@ -61,6 +65,8 @@ class LeastLoss:
         swaps = self._swaps(recompute, copying, held, pressure.host_free)
         loss = np.where(swaps, copying, recompute)
         chosen = self._cheapest(rows, loss, pressure)
+        if self._model.fitted and loss[chosen].sum() > pressure.limit:
+            return []
         left = pressure.host_free
         result = []
         for position in chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import numpy as np
@@ -11,14 +12,20 @@ from headway.core.kv_cache import BlockPool, blocks_for
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.table import Rows
 
+WATERMARK = 0.01
+"""The share of the blocks that admission leaves free."""
+
 
 class Reservation(Protocol):
     """`fits` bool[n]: which of `joining` (the queue's best, in order) may join those on `board` beside each other, as
     far as their answers are concerned; that their prompts fit is checked elsewhere. `backfills`: whether rows may be
-    let past one that does not fit, and leave when it does.
+    let past one that does not fit, and leave when it does. `headroom`: blocks that admission leaves free for `num_rows`
+    on board to grow into.
     """
 
     backfills: bool
+
+    def headroom(self, num_rows: int, num_blocks: int) -> int: ...
 
     def fits(self, board: Rows, joining: Rows, pool: BlockPool, predictor: OutputLengthPredictor) -> Bools: ...
 
@@ -28,6 +35,10 @@ class Optimistic:
 
     backfills = True
 
+    def headroom(self, num_rows: int, num_blocks: int) -> int:
+        """A watermark, and the blocks that those on board will ask for while they generate half a block."""
+        return math.ceil(WATERMARK * num_blocks) + num_rows // 2
+
     def fits(self, board: Rows, joining: Rows, pool: BlockPool, predictor: OutputLengthPredictor) -> Bools:
         return np.ones(len(joining), np.bool_)
 
@@ -36,6 +47,9 @@ class Full:
     """Room for prompt and max_tokens of everybody on board: nobody ever leaves for want of blocks."""
 
     backfills = False
+
+    def headroom(self, num_rows: int, num_blocks: int) -> int:
+        return 0
 
     def fits(self, board: Rows, joining: Rows, pool: BlockPool, predictor: OutputLengthPredictor) -> Bools:
         # A last token's KV is not needed. What rows share counts for each: it may outlive who computed it.
@@ -57,6 +71,9 @@ class Predicted:
 
     backfills = False
     SHARE = 0.6
+
+    def headroom(self, num_rows: int, num_blocks: int) -> int:
+        return math.ceil(WATERMARK * num_blocks)
 
     def fits(self, board: Rows, joining: Rows, pool: BlockPool, predictor: OutputLengthPredictor) -> Bools:
         result = np.zeros(len(joining), np.bool_)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
+from headway.core.accounting import DECODE, PREFILL, WAIT_ROW, WAIT_STEP, Accounting, State
 from headway.core.batch import (
     NO_SWAPS,
     Batch,
@@ -26,6 +26,7 @@ from headway.core.batch import (
     Swaps,
     Wait,
     merge,
+    without,
 )
 from headway.core.board import Board
 from headway.core.budget import StepLimits
@@ -267,19 +268,42 @@ class Scheduler:
         return batch
 
     def add_late(self, batch: Batch, now: float) -> Batch:
-        """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit."""
+        """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit; those
+        whom they outrank make way."""
         if self.log:
             self.log(("add_late", now, batch.step_id))
-        limits = StepLimits(
-            self.config.max_batch_size - len(batch.rows),
-            self.config.max_num_batched_tokens - batch.total_tokens,
-            batch.load,
+        config = self.config
+        rows, tokens = config.max_batch_size - len(batch.rows), config.max_num_batched_tokens - batch.total_tokens
+        if len(self.waiting):
+            below, above, work = self._lineup.outranked(batch, now)
+            rows = max(rows, min(above, rows + len(below)))
+            tokens = max(tokens, min(work, tokens + int(batch.num_tokens[below].sum())))
+        joining, _ = self._lineup.joining(
+            NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._more, now
         )
-        joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._more, now)
         if not len(joining):
             return batch
-        late = self._form(batch.step_id, NOBODY, joining, limits, now)
-        return batch if late is None else merge(batch, late)
+        late = self._form(batch.step_id, NOBODY, joining, StepLimits(rows, tokens, batch.load), now)
+        return batch if late is None else merge(self._withdraw(batch, below, late, now), late)
+
+    def _withdraw(self, batch: Batch, below: Longs, late: Batch, now: float) -> Batch:
+        """The batch without as many of `below` as it takes for `late` to find rows and tokens in it."""
+        rows = len(batch.rows) + len(late.rows) - self.config.max_batch_size
+        tokens = batch.total_tokens + late.total_tokens - self.config.max_num_batched_tokens
+        freed = np.cumsum(batch.num_tokens[below])
+        count = max(rows, int(np.searchsorted(freed, tokens)) + 1 if tokens > 0 else 0)
+        if count <= 0:
+            return batch
+        leave = below[:count]
+        paused, table = batch.rows[leave], self.table
+        table.computed[paused] -= batch.num_tokens[leave]
+        table.target[paused] -= batch.samples[leave]
+        table.launched[paused] -= 1
+        self.counters.num_batched_rows -= len(leave)
+        self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
+        self._lineup.note_waits(paused[table.phase[paused] == RUNNING], WAIT_ROW, now)
+        self._settle(paused, now)
+        return without(batch, leave)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
         rows, tokens = self._lineup.share(ready, joining, limits, now)
