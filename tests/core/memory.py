@@ -95,7 +95,9 @@ class MemoryExecutor:
             assert 0 <= host < self._capacity.num_host_blocks
             self.host[host] = [self.memory.get((device, i)) for i in range(size)]
         for device, host in zip(swaps.in_device.tolist(), swaps.in_host.tolist(), strict=True):
-            self.memory.update({(device, i): content for i, content in enumerate(self.host[host]) if content is not None})
+            self.memory.update(
+                {(device, i): content for i, content in enumerate(self.host[host]) if content is not None}
+            )
 
     def _compute(self, batch: Batch, i: int, touched: dict[int, int]) -> int | None:
         sequence = self.sequences[int(batch.slots[i])]

@@ -37,7 +37,8 @@ NO_IDS: Ints = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Swaps:
-    """KV blocks to copy: device block out_device[i] to host block out_host[i], then in_host[i] to in_device[i]; int32.
+    """KV blocks to copy, int32[k] each: device block out_device[i] to host block out_host[i], and host block in_host[i]
+    to device block in_device[i].
 
     All that go out are copied before any comes in, and both before anything of the step is computed.
     """
@@ -104,9 +105,8 @@ def merge(first: Batch, late: Batch) -> Batch:
         "block_ids",
     ]
     arrays = {name: np.concatenate([getattr(first, name), getattr(late, name)]) for name in names}
-    swaps = Swaps(
-        *(np.concatenate([getattr(first.swaps, field.name), getattr(late.swaps, field.name)]) for field in fields(Swaps))
-    )
+    names = [field.name for field in fields(Swaps)]
+    swaps = Swaps(*(np.concatenate([getattr(first.swaps, name), getattr(late.swaps, name)]) for name in names))
     return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, swaps=swaps, **arrays)
 
 
@@ -141,10 +141,9 @@ class StepOutput:
     """What a batch yielded: counts int32[n], tokens per row (0 or 1) in its order; token_ids int32[counts.sum()].
 
     `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
-    the step in seconds, `device_time` the part in which the device computed, `copy_time` the part in which it copied the
-    batch's swaps. `failed` maps a row's position in the
-    batch to what went wrong with it alone (its logits were not numbers, say); it has no token. `entropy` maps positions
-    of rows whose first token this is to the entropy of its distribution, in nats, where the executor knows it.
+    the step in seconds, `device_time` the part in which the device computed, `copy_time` that in which the batch's
+    swaps were copied. `failed` maps a row's position in the batch to what went wrong with it alone (its logits were not
+    numbers, say); it has no token. `entropy` maps positions of rows whose first token this is to the entropy of its distribution, in nats, where the executor knows it.
     """
 
     step_id: int

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headway.core.batch import Bools, Ints, Longs
+from headway.core.batch import Bools, Ints
 from headway.core.kv_cache import blocks_for
 from headway.core.step_time import StepTimeModel
 from headway.core.table import Floats, Rows
@@ -26,10 +26,13 @@ Victim = tuple[int, bool]
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Somebody needs room. `gains` int32[n]: blocks of each row that nobody else holds; `kept` int32[n]: tokens at its
-    beginning that others hold too, so that it finds them again. `wanted`: blocks to gain, or 0 where one row must leave
-    whatever it holds. `host_free`: blocks of the host's memory that can be had; `block_size` in tokens; `limit`: seconds that bringing
-    all of them back may cost."""
+    """Somebody needs room.
+
+    `gains` int32[n]: blocks of each row that nobody else holds; `kept` int32[n]: tokens at its beginning that others
+    hold too, so that it finds them again. `wanted`: blocks to gain, or 0 where one row must leave whatever it holds.
+    `host_free`: blocks of the host's memory that can be had; `block_size` in tokens; `limit`: seconds that bringing all
+    of them back may cost.
+    """
 
     gains: Ints
     kept: Ints

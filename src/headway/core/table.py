@@ -37,9 +37,8 @@ class RequestTable:
     arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
     codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
     length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
-    exists or is being computed by a launched step; cached, those that need not be computed again as far as is known (held by the prefix index when last asked,
-    or swapped out); shared, blocks
-    of that which others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
+    exists or is being computed by a launched step; cached, those that need not be computed when it joins (the prefix
+    index held them when last asked, or they are swapped out); shared, blocks of what is found that others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
     steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it that `computed` does not show;
     found, blocks that the prefix index held when last asked; swapped, tokens whose KV lies in the host's memory; lost,
     tokens whose KV it had when it was preempted; guarded_until, the step until which it should not leave again;
@@ -85,9 +84,9 @@ class RequestTable:
         "priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
         "blocks preemptions carried backfilled found swapped lost guarded_until predicted length_group"
     )
-    _FROM_ZERO = tuple(
-        "computed cached shared hits launched blocks preemptions carried backfilled found swapped lost "
-        "guarded_until".split()
+    _FROM_ZERO = (
+        *("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "carried", "backfilled"),
+        *("found", "swapped", "lost", "guarded_until"),
     )
     _COLUMNS = {
         "phase": np.int8,

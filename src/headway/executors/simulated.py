@@ -33,8 +33,8 @@ class SimulatedExecutor:
     """A device that works through its launched steps in order, one after the other.
 
     The token at position p of a sequence is `p % vocab_size`, until `output_len(admission)` tokens have been generated:
-    then it is `eos`. Without `output_len` sequences run into their max_tokens. `copy_time`: seconds that copying a block
-    to or from the host's memory takes; a step copies first and then computes.
+    then it is `eos`. Without `output_len` sequences run into their max_tokens. `copy_time`: seconds that copying a
+    block to or from the host's memory takes; a step copies first and then computes.
     """
 
     def __init__(

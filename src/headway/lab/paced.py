@@ -21,7 +21,8 @@ from headway.lab.drive import EOS, Driver, Run, nobody
 from headway.lab.traffic import Arrival
 
 BuildScheduler = Callable[..., Scheduler]
-"""(config, num_blocks, block_size, max_model_len, *, num_host_blocks, spare_slots): as `Scheduler.of`, or one with a part of one's own."""
+"""(config, num_blocks, block_size, max_model_len), and num_host_blocks and spare_slots by name where there are any: as
+`Scheduler.of`, or one with a part of one's own."""
 
 
 @dataclass(frozen=True, slots=True)
