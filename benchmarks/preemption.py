@@ -4,8 +4,8 @@ The pool holds 60 % of what the rows take when there is enough; twice as many us
 by themselves, max_tokens is 512. Arms:
 
 "last arrived": the one on board that came last leaves and is computed again, and admission keeps 1 % of the blocks
-free, as vLLM does; defined here, all else is the same. "recompute", "swap", "auto": least time lost per block freed, and
-headroom at admission. "predicted", "full": auto with these reservations.
+free, as vLLM does; defined here, all else is the same. "recompute", "swap", "auto": least time lost per block freed,
+and headroom at admission. "predicted", "full": auto with these reservations.
 
 Part one, paced: the real scheduler and loop on a virtual clock with step times of the embedded model, under the orders
 fcfs and default. Copying a block takes 1, 25 or 100 ms: swapping is far cheaper, about as dear, or dearer than
@@ -45,7 +45,7 @@ from headway.engine.loop import EngineLoop, build_loop
 from headway.engine.resolve import resolve_model
 from headway.executors.base import Capacity, Executor
 from headway.lab import paced
-from headway.lab.drive import Driver
+from headway.lab.drive import Driver, Run
 from headway.lab.traffic import Arrival, with_tokens
 
 ROWS, SHARE, MAX_TOKENS = 64, 0.6, 512
@@ -116,7 +116,7 @@ class Seen:
     recomputed: int = 0
     runs: list[dict[str, float]] = field(default_factory=list)
 
-    def add(self, run: Any) -> None:
+    def add(self, run: Run) -> None:
         stats = run.stats
         one = {
             "seconds": run.duration,
@@ -215,25 +215,29 @@ def paced_part(seeds: list[int], count: int, table: Table) -> tuple[bool, str, d
     return kept, " and ".join(said), samples
 
 
-class Recorder(EngineLoop):
-    """A loop that remembers the tokens of every request."""
+def drive(loop: EngineLoop, work: list[Arrival]) -> tuple[Run, dict[int, list[int]], int]:
+    """In real time: the run, each request's tokens as far as its answer goes, and the most blocks that were held."""
+    tokens: dict[int, list[int]] = {}
+    step, most = loop.step, [0]
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
-        super().__init__(scheduler, executor, time.monotonic)
-        self.tokens: dict[int, list[int]] = {}
-
-    def step(self) -> StepEvents | None:
-        events = super().step()
+    def recorded() -> StepEvents | None:
+        events = step()
         if events is not None:
             for handle, token in zip(events.handles.tolist(), events.token_ids.tolist(), strict=True):
-                self.tokens.setdefault(handle, []).append(token)
+                tokens.setdefault(handle, []).append(token)
+            pool = loop.scheduler.pool
+            most[0] = max(most[0], pool.num_blocks - pool.available)
         return events
+
+    loop.step = recorded  # type: ignore[method-assign]
+    run = Driver(loop, work, lambda until: time.sleep(max(0.0, until - time.monotonic()))).run()
+    # How long an answer is, the traffic says: what the device has computed beyond that is cut off.
+    return run, {handle: ids[: work[handle].output_len] for handle, ids in tokens.items()}, most[0]
 
 
 def serve(
     executor: Executor, config: SchedulerConfig, work: list[Arrival], blocks: int, build: Callable[..., Scheduler]
-) -> tuple[Any, dict[int, list[int]], int]:
-    """The run, its tokens, and the most blocks that were held."""
+) -> tuple[Run, dict[int, list[int]], int]:
     holds = executor.capacity()
     scheduler = build(
         config,
@@ -243,16 +247,7 @@ def serve(
         num_host_blocks=holds.num_host_blocks,
         spare_slots=holds.spare_slots,
     )
-    loop = Recorder(scheduler, executor)
-    most = [0]
-
-    def watch(ended: int) -> None:
-        most[0] = max(most[0], scheduler.pool.num_blocks - scheduler.pool.available)
-
-    run = Driver(loop, work, lambda until: time.sleep(max(0.0, until - time.monotonic())), watch=watch).run()
-    # How long an answer is, the traffic says: what the device has computed beyond that is cut off there.
-    tokens = {handle: ids[: work[handle].output_len] for handle, ids in loop.tokens.items()}
-    return run, tokens, most[0]
+    return drive(EngineLoop(scheduler, executor, time.monotonic), work)
 
 
 def real_part(seed: int, count: int, rounds: int, table: Table) -> tuple[bool, dict[str, Any]]:

@@ -143,7 +143,8 @@ class StepOutput:
     `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
     the step in seconds, `device_time` the part in which the device computed, `copy_time` that in which the batch's
     swaps were copied. `failed` maps a row's position in the batch to what went wrong with it alone (its logits were not
-    numbers, say); it has no token. `entropy` maps positions of rows whose first token this is to the entropy of its distribution, in nats, where the executor knows it.
+    numbers, say); it has no token. `entropy` maps positions of rows whose first token this is to the entropy of its
+    distribution, in nats, where the executor knows it.
     """
 
     step_id: int
@@ -152,9 +153,9 @@ class StepOutput:
     logprobs: list[Logprobs | None] | None = None
     elapsed: float = 0.0
     device_time: float = 0.0
-    copy_time: float = 0.0
     failed: dict[int, str] = field(default_factory=dict)
     entropy: dict[int, float] = field(default_factory=dict)
+    copy_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ class LeastLoss:
     def victims(self, rows: Rows, pressure: Pressure, now: float) -> list[Victim]:
         recompute = self._recompute(rows, pressure)
         held = blocks_for(rows.computed, pressure.block_size)
-        copying = self._model.copies.per_block * (2 * held - pressure.kept // pressure.block_size)
+        blocks = (2 * held - pressure.kept // pressure.block_size).astype(np.float64)
+        copying: Floats = blocks * self._model.copies.per_block
         swaps = self._swaps(recompute, copying, held, pressure.host_free)
         loss = np.where(swaps, copying, recompute)
         chosen = self._cheapest(rows, loss, pressure)
@@ -82,7 +83,8 @@ class LeastLoss:
         """float64[n]: seconds to compute again what each row would lose; tokens before anything is known of steps."""
         if self._model.fitted:
             return self._model.prefill_seconds(pressure.kept, rows.computed)
-        return (rows.computed - pressure.kept).astype(np.float64)
+        tokens: Floats = (rows.computed - pressure.kept).astype(np.float64)
+        return tokens
 
     def _swaps(self, recompute: Floats, copying: Floats, held: Ints, host_free: int) -> Bools:
         fits: Bools = (held <= host_free) & (held > 0)

@@ -38,8 +38,9 @@ class RequestTable:
     codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
     length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
     exists or is being computed by a launched step; cached, those that need not be computed when it joins (the prefix
-    index held them when last asked, or they are swapped out); shared, blocks of what is found that others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
-    steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it that `computed` does not show;
+    index held them when last asked, or they are swapped out); shared, blocks of what is found that others hold; hits,
+    tokens it found at first; chain, launched steps that may hold the row; launched, steps that do; blocks, KV blocks
+    held; preemptions; carried, tokens computed for it that `computed` does not show;
     found, blocks that the prefix index held when last asked; swapped, tokens whose KV lies in the host's memory; lost,
     tokens whose KV it had when it was preempted; guarded_until, the step until which it should not leave again;
     backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose

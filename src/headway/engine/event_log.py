@@ -97,7 +97,7 @@ def _unpack(output: _Output) -> StepOutput:
         output.logprobs,
         output.elapsed,
         output.device_time,
-        output.copy_time,
         output.failed,
         output.entropy,
+        output.copy_time,
     )
