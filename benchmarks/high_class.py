@@ -83,7 +83,7 @@ def serve(executor: Executor, work: list[Arrival]) -> tuple[Run, dict[int, list[
 
 
 def run(args: Namespace) -> int:
-    high, answer = (16, 200) if args.quick else (100, 700)
+    high, answer = (16, 140) if args.quick else (60, 340)
     settings = EngineConfig(
         dtype="float32",
         block_size=16,

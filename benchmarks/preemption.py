@@ -57,7 +57,7 @@ ENGINE = SchedulerConfig(
 )
 """Without prefix caching, so that what is computed again is the preemption's own doing."""
 
-REAL_ROWS, REAL_REQUESTS, REAL_ROUNDS = 16, 40, 2
+REAL_ROWS, REAL_REQUESTS, REAL_ROUNDS = 16, 32, 2
 REAL = replace(ENGINE, policy="fcfs", max_batch_size=REAL_ROWS, max_num_seqs=REAL_ROWS, max_num_batched_tokens=128)
 
 
@@ -201,13 +201,13 @@ def paced_part(seeds: list[int], count: int, table: Table) -> tuple[bool, str, d
         for name, one in of.items():
             note = ""
             if name == "recompute":
-                note = f"{again:.2f} x the tokens of last arrived"
+                note = f"{again:.2f} x last arrived"
             elif name.startswith("auto"):
                 better = min(of["recompute"].seconds, of[name.replace("auto", "swap")].seconds)
                 worst = max(worst, one.seconds / better)
-                note = f"{one.seconds / better:.3f} x the better"
+                note = f"{one.seconds / better:.3f} x better"
             elif name == "predicted":
-                note = f"{seldom:.2f} x auto's preemptions, {share:.3f} x its throughput"
+                note = f"{seldom:.2f} x auto's, {share:.3f} x its tok/s"
             one.row(table, order, name, note)
         kept &= worst <= 1.02
         said.append(f"{again:.2f} x ({order})")

@@ -19,11 +19,13 @@ WATERMARK = 0.01
 class Reservation(Protocol):
     """`fits` bool[n]: which of `joining` (the queue's best, in order) may join those on `board` beside each other, as
     far as their answers are concerned; that their prompts fit is checked elsewhere. `backfills`: whether rows may be
-    let past one that does not fit, and leave when it does. `headroom`: blocks that admission leaves free for `num_rows`
+    let past one that does not fit, and leave when it does; `evicts`: whether rows on board leave for one that outranks
+    them and lacks blocks. `headroom`: blocks that admission leaves free for `num_rows`
     on board to grow into.
     """
 
     backfills: bool
+    evicts: bool
 
     def headroom(self, num_rows: int, num_blocks: int) -> int: ...
 
@@ -34,6 +36,7 @@ class Optimistic:
     """Answers may grow into whatever is free then: the board is full, and rows leave when it is too full."""
 
     backfills = True
+    evicts = True
 
     def headroom(self, num_rows: int, num_blocks: int) -> int:
         """A watermark, and the blocks that those on board will ask for while they generate half a block."""
@@ -47,6 +50,7 @@ class Full:
     """Room for prompt and max_tokens of everybody on board: nobody ever leaves for want of blocks."""
 
     backfills = False
+    evicts = False
 
     def headroom(self, num_rows: int, num_blocks: int) -> int:
         return 0
@@ -70,6 +74,7 @@ class Predicted:
     """
 
     backfills = False
+    evicts = True
     SHARE = 0.6
 
     def headroom(self, num_rows: int, num_blocks: int) -> int:

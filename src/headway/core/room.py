@@ -181,8 +181,12 @@ class Room:
         return fits, np.full(len(rows), min(most, int(at_once[count - 1])) if count else 0, np.int32)
 
     def _reserved(self, rows: Longs, now: float) -> Bools:
+        """Which of the rows the reservation lets in; what those hold who would have to make way does not count."""
         table, board = self._table, self._board.running.rows
         reservation = self._strategies.reservation
+        if reservation.evicts:
+            below = self._outranked(int(rows[0]), now)
+            board = np.setdiff1d(board, below) if len(below) else board
         return reservation.fits(Rows(table, board, now), Rows(table, rows, now), self._pool, self._predictor)
 
     def _spare(self, free: int) -> int:
@@ -204,9 +208,7 @@ class Room:
         table = self._table
         count = self._fitting(rows, now)
         table.backfilled[rows[:count]] = 0
-        backfill = self._strategies.config.backfill and not self._strategies.formation.lingers
-        backfill &= self._strategies.reservation.backfills
-        if count == len(rows) or not backfill:
+        if count == len(rows) or self._strategies.formation.lingers:
             return rows[:count]
         whole = blocks_for(table.target[rows], self._pool.block_size) - table.shared[rows]
         left = self._spare(self._pool.available) - int(whole[:count].sum())
@@ -214,14 +216,15 @@ class Room:
         lacking = int(whole[count] + table.shared[head]) - left  # whom it shares with may be who is evicted
         coming = self._board.leaving_blocks
         if lacking > coming:
-            below = self._outranked(head, now)
+            below = self._outranked(head, now) if self._strategies.reservation.evicts else NOBODY
             limit = math.inf if len(below) else self._stood_first(head, now)
             may_leave = np.union1d(self._backfilled_behind(head, now), below)
             gained_now, gained_later = self.evict(may_leave, lacking - coming, now, limit)
             if gained_now or gained_later:
                 return rows[: self._fitting(rows[: count + 1], now)]
-        if lacking <= coming:
-            return rows[:count]  # the blocks are on their way to it: nobody may take them
+        backfills = self._strategies.config.backfill and self._strategies.reservation.backfills
+        if lacking <= coming or not backfills:
+            return rows[:count]  # the blocks may be on their way to it: nobody may take them
         behind = rows[count + 1 :]
         chosen = []
         for row, blocks in zip(behind.tolist(), whole[count + 1 :].tolist(), strict=True):

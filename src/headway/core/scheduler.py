@@ -373,7 +373,7 @@ class Scheduler:
             block_slots=entries[0],
             block_index=entries[1],
             block_ids=entries[2],
-            swaps=self._copies(step_id),
+            swaps=self._copies(step_id) if self.host.copying else NO_SWAPS,
         )
         padding = int(batch.pad_tokens.sum()) if self.strategies.formation.lingers else 0
         counters.num_pad_tokens += padding

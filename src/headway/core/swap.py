@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import NO_IDS, NO_SWAPS, Ints, Swaps
+from headway.core.batch import NO_IDS, Ints, Swaps
 
 MEMORY = 0.98
 """What a block copied before counts for when another has been copied."""
@@ -93,10 +93,13 @@ class HostPool:
             self._free += self._returning
             self._returning = []
 
+    @property
+    def copying(self) -> bool:
+        """Whether the step that is put together must copy anything."""
+        return bool(self._out or self._in)
+
     def copies(self) -> tuple[Swaps, tuple[int, ...]]:
         """What the step that is put together must copy, and the rows that it copies out."""
-        if not (self._out or self._in):
-            return NO_SWAPS, ()
         out, rows = list(self._out.values()), tuple(self._out)
         swaps = Swaps(*_joined(out), *_joined(self._in))
         self._out, self._in = {}, []
