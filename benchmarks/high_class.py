@@ -10,6 +10,7 @@ low answer has the tokens that it has without the high class.
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -32,8 +33,8 @@ from headway.lab.traffic import Arrival, with_tokens
 from preemption import drive
 
 ROWS, PROMPT, ANSWER = 64, 48, 4
-GAP = 0.9
-"""Mean seconds between two high arrivals."""
+START, GAP = 5.0, 0.9
+"""Seconds until the high ones begin to come, and on average between two of them."""
 CONFIG = SchedulerConfig(
     policy="priority", max_batch_size=ROWS, max_num_seqs=ROWS, max_num_batched_tokens=256, prefix_caching=False
 )
@@ -43,7 +44,7 @@ def traffic(high: int, low: int, answer: int, seed: int) -> list[Arrival]:
     """Low ones at once, with prompts of 8 tokens; then the high ones, when the board is full."""
     draw = random.Random(seed)
     requests = [Arrival(0.0, 8, answer, priority=1, request_class="batch") for _ in range(low)]
-    at = 12.0
+    at = START
     for _ in range(high):
         at += draw.uniform(0.5, 1.5) * GAP
         requests.append(Arrival(at, PROMPT, ANSWER, priority=0, request_class="realtime"))
@@ -83,7 +84,7 @@ def serve(executor: Executor, work: list[Arrival]) -> tuple[Run, dict[int, list[
 
 
 def run(args: Namespace) -> int:
-    high, answer = (16, 140) if args.quick else (60, 340)
+    high = 15 if args.quick else 60
     settings = EngineConfig(
         dtype="float32",
         block_size=16,
@@ -93,9 +94,11 @@ def run(args: Namespace) -> int:
         scheduler=CONFIG,
     )
     executor = build_loop(settings, str(resolve_model(None)), lambda line: None).executor
-    work = traffic(high, ROWS, answer, args.seed)
     with measured() as used:
-        alone, _, _ = serve(executor, [replace(one, at=0.2 * i) for i, one in enumerate(work[-5:])])
+        *_, warm = serve(executor, traffic(0, ROWS, 12, args.seed))
+        # Low answers are so long that the board is full until the last high one has come.
+        work = traffic(high, ROWS, math.ceil((START + GAP * high) / median(warm)), args.seed)
+        alone, _, _ = serve(executor, [replace(one, at=1.5 * i) for i, one in enumerate(work[-5:])])
         mixed, tokens, steps = serve(executor, work)
         low, truth, _ = serve(executor, work[:ROWS])
     executor.close()

@@ -228,6 +228,16 @@ def test_host_blocks_can_be_had_again_in_the_next_step_only():
     host.check()
 
 
+def test_who_returns_in_the_step_that_copies_it_out_is_copied_out_all_the_same():
+    host = HostPool(2)
+    host.reserve(7, 2)
+    host.copy_out(7, np.array([10, 11], np.int32))
+    host.copy_in(7, 0, np.array([5, 6], np.int32))
+    swaps, _ = host.copies()
+    assert swaps.out_host.tolist() == swaps.in_host.tolist()
+    assert (swaps.out_device.tolist(), swaps.in_device.tolist()) == ([10, 11], [5, 6])
+
+
 def test_the_time_of_a_copy_follows_the_device():
     time = CopyTime()
     assert time.per_block == 0.0

@@ -485,12 +485,12 @@ class Scheduler:
         live = rows[table.phase[rows] != ENDED]
         # What the step should have computed is not there to be found by others.
         table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
-        live = np.concatenate([live, self._lose_copies(batch.step_id)])
-        ends = [self._end(int(row), FinishReason.ERROR, now, message=message) for row in live]
-        self._settle(rows, now)
+        back = np.setdiff1d(self._lose_copies(batch.step_id, now), rows)
+        ends = [self._end(row, FinishReason.ERROR, now, message=message) for row in [*live.tolist(), *back.tolist()]]
+        self._settle(np.concatenate([rows, back]), now)
         return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
 
-    def _lose_copies(self, step_id: int) -> Longs:
+    def _lose_copies(self, step_id: int, now: float) -> Longs:
         """What a failed step should have copied out is lost: those who wait are computed anew. Returns those who have
         come back with it already."""
         table, back = self.table, []
@@ -500,7 +500,8 @@ class Scheduler:
             if self.host.holds(row) and table.phase[row] == Phase.WAITING:
                 self.host.release(row)
                 table.swapped[row] = table.cached[row] = 0
-            elif table.phase[row] == RUNNING:
+                self.accounting.enter(np.array([row]), State.PREEMPTED, now)
+            else:
                 back.append(row)
         return np.array(back, np.int64)
 

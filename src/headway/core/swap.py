@@ -77,8 +77,9 @@ class HostPool:
 
     def copy_in(self, row: int, first: int, device: Ints) -> None:
         """The step copies the row's blocks from `first` on into `device` int32[k]; the row gives up all it has here."""
-        self._in.append((device, self._held[row][first : first + len(device)]))
-        self.release(row)
+        ids = self._held.pop(row)
+        self._in.append((device, ids[first : first + len(device)]))
+        self._returning += ids.tolist()  # it may still have to be copied out before, in the same step
 
     def release(self, row: int) -> None:
         """A row needs what it has here no more."""
