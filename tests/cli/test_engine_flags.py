@@ -28,7 +28,8 @@ def test_every_flag_arrives():
         "--dtype float32 --device cpu --threads 3 --max-model-len 99 --kv-cache-memory 1G --gpu-memory-utilization 0.5 "
         "--block-size 32 --max-batch-size 8 --max-num-batched-tokens 128 --max-num-seqs 24 --burst-size 2 "
         "--max-num-partial-prefills 3 --depth 1 --no-chunked-prefill --batching static --static-timeout 2 "
-        "--max-wait-ms 20 --policy aged:sjf --budget prefill-first --tpot-slo-ms 30 --no-backfill --no-prefix-caching"
+        "--max-wait-ms 20 --policy aged:sjf --budget prefill-first --tpot-slo-ms 30 --no-backfill --no-prefix-caching "
+        "--preemption swap --swap-space 2 --kv-reservation full"
     )
     assert config(*flags.split()) == EngineConfig(
         dtype="float32",
@@ -36,6 +37,7 @@ def test_every_flag_arrives():
         threads=3,
         max_model_len=99,
         kv_cache_memory=10**9,
+        swap_space=2 * 2**30,
         gpu_memory_utilization=0.5,
         block_size=32,
         scheduler=SchedulerConfig(
@@ -54,6 +56,8 @@ def test_every_flag_arrives():
             tpot_slo=0.03,
             backfill=False,
             prefix_caching=False,
+            preemption="swap",
+            kv_reservation="full",
         ),
     )
 

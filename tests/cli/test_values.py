@@ -33,6 +33,19 @@ def test_what_is_no_size(text: str):
 
 
 @pytest.mark.parametrize(
+    ("text", "size"), [("4", 4 * 2**30), ("0.5", 2**29), ("0", 0), ("512M", 512 * 10**6), ("1GiB", 2**30)]
+)
+def test_swap_space_is_in_gib_where_no_unit_is_named(text: str, size: int):
+    assert values.swap_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["-1", "inf", "nan", "x", "4X", ""])
+def test_what_is_no_swap_space(text: str):
+    with pytest.raises(ArgumentTypeError):
+        values.swap_size(text)
+
+
+@pytest.mark.parametrize(
     ("check", "right", "wrong"),
     [
         (values.positive, ["1", "12"], ["0", "-1", "1.5", "x", ""]),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.core.batch import Batch, StepOutput
+from headway.core.batch import Batch, StepOutput, Swaps
 from headway.core.config import SchedulerConfig
 from headway.core.request import Request, SamplingParams
 from headway.core.scheduler import Scheduler
@@ -21,6 +21,8 @@ from headway.executors.base import Capacity
 from headway.executors.simulated import VirtualClock
 
 EOS = 7
+COPY_TIME = 1e-6
+"""Seconds that copying a block is said to take."""
 
 
 def expected_token(handle: int, position: int, natural_len: int) -> int:
@@ -48,6 +50,7 @@ class MemoryExecutor:
         self.natural = natural
         self.step_time = step_time
         self.memory: dict[tuple[int, int], int] = {}
+        self.host: dict[int, list[int | None]] = {}
         self.sequences: dict[int, Sequence] = {}
         self.touched: deque[tuple[int, dict[int, int]]] = deque()
         self.free_at = 0.0
@@ -60,6 +63,8 @@ class MemoryExecutor:
         assert len(set(batch.slots.tolist())) == len(batch.slots), "a slot is in the batch twice"
         assert (batch.num_tokens + batch.pad_tokens > 0).all()
         self.batches.append(batch)
+        self._copy(batch.swaps)
+        swapped_in = set(batch.swaps.in_device.tolist())
         for new in batch.admitted:
             tokens = dict(enumerate(new.token_ids.tolist()))
             shared = int(batch.starts[batch.slots == new.slot][0]) // self._capacity.block_size
@@ -68,7 +73,7 @@ class MemoryExecutor:
         for slot, index, block in zip(batch.block_slots, batch.block_index, batch.block_ids, strict=True):
             sequence = self.sequences[int(slot)]
             assert int(index) == len(sequence.blocks), "a block table has a hole"
-            if index >= sequence.shared:
+            if index >= sequence.shared or int(block) in swapped_in:
                 for _, blocks in self.touched:
                     assert int(block) not in blocks, "a block was given to another too early"
             sequence.blocks[int(index)] = int(block)
@@ -77,7 +82,22 @@ class MemoryExecutor:
         self.touched.append((batch.step_id, touched))
         tokens = np.array([token for token in out if token is not None], np.int32)
         self.free_at = max(self.free_at, self.clock()) + self.step_time
-        return StepOutput(batch.step_id, batch.samples.astype(np.int32), tokens, elapsed=self.step_time), self.free_at
+        counts = batch.samples.astype(np.int32)
+        copying = COPY_TIME * len(batch.swaps)
+        return StepOutput(batch.step_id, counts, tokens, elapsed=self.step_time, copy_time=copying), self.free_at
+
+    def _copy(self, swaps: Swaps) -> None:
+        """Out, then in, cell by cell."""
+        size = self._capacity.block_size
+        assert len(set(swaps.out_host.tolist())) == len(swaps.out_host), "two blocks are copied to the same place"
+        assert len(set(swaps.in_device.tolist())) == len(swaps.in_device), "two blocks are copied to the same place"
+        for device, host in zip(swaps.out_device.tolist(), swaps.out_host.tolist(), strict=True):
+            assert 0 <= host < self._capacity.num_host_blocks
+            self.host[host] = [self.memory.get((device, i)) for i in range(size)]
+        for device, host in zip(swaps.in_device.tolist(), swaps.in_host.tolist(), strict=True):
+            self.memory.update(
+                {(device, i): content for i, content in enumerate(self.host[host]) if content is not None}
+            )
 
     def _compute(self, batch: Batch, i: int, touched: dict[int, int]) -> int | None:
         sequence = self.sequences[int(batch.slots[i])]
@@ -123,13 +143,22 @@ class World:
     block_size: int = 4
     max_model_len: int = 64
     step_time: float = 1.0
+    num_host_blocks: int = 0
+    spare_slots: int = 0
     follow: tuple[SchedulerConfig, ...] = ()
     """Configurations that the scheduler is told to follow, another one after each step, again and again."""
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
         self.natural: dict[int, int] = {}
-        capacity = Capacity(self.num_blocks, self.block_size, self.config.seqs, self.max_model_len)
+        capacity = Capacity(
+            self.num_blocks,
+            self.block_size,
+            self.config.seqs,
+            self.max_model_len,
+            self.num_host_blocks,
+            self.spare_slots,
+        )
         self.executor = MemoryExecutor(capacity, self.clock, self.natural, self.step_time)
         self.events: list = []
         self.scheduler = self.fresh_scheduler()
@@ -139,7 +168,14 @@ class World:
         self.finished: dict[int, object] = {}
 
     def fresh_scheduler(self) -> Scheduler:
-        return Scheduler.of(self.config, self.num_blocks, self.block_size, self.max_model_len)
+        return Scheduler.of(
+            self.config,
+            self.num_blocks,
+            self.block_size,
+            self.max_model_len,
+            num_host_blocks=self.num_host_blocks,
+            spare_slots=self.spare_slots,
+        )
 
     def add(
         self,

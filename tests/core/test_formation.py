@@ -117,18 +117,21 @@ def test_a_prediction_that_is_far_too_long_holds_nobody_up(too_much, monkeypatch
 
 def test_shorter_ones_pass_a_giant_that_does_not_fit_and_give_way_once_it_does():
     strict = World(
-        config("continuous", policy="fcfs", backfill=False, max_batch_size=8),
-        num_blocks=24,
+        config("continuous", policy="fcfs", backfill=False, max_batch_size=8, max_num_batched_tokens=256),
+        num_blocks=64,
         block_size=4,
-        max_model_len=96,
+        max_model_len=256,
     )
     backfill = World(
-        config("continuous", policy="fcfs", max_batch_size=8), num_blocks=24, block_size=4, max_model_len=96
+        config("continuous", policy="fcfs", max_batch_size=8, max_num_batched_tokens=256),
+        num_blocks=64,
+        block_size=4,
+        max_model_len=256,
     )
     for world in (strict, backfill):
-        world.add(0, prompt_len=40, max_tokens=16)  # holds 10 blocks, for 16 steps
+        world.add(0, prompt_len=160, max_tokens=16)  # holds 40 blocks, for 16 steps
         world.step()
-        world.add(1, prompt_len=64, max_tokens=4)  # the giant: 16 blocks
+        world.add(1, prompt_len=180, max_tokens=4)  # the giant: 45 blocks, of which 21 are not there
         for handle in range(2, 6):
             world.add(handle, prompt_len=8, max_tokens=30)
         world.drain()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.batch import Batch
+from headway.core.batch import Batch, Swaps
 from headway.core.config import SchedulerConfig
 from headway.core.event_log import replay
 from headway.core.policies import POLICIES
@@ -17,21 +17,27 @@ from headway.core.request import FinishReason, RequestError
 from tests.core.memory import EOS, World, expected_token
 
 configs = st.builds(
-    lambda prefix, batching, grant, batch, extra, budget, chunked, partial, depth, burst: SchedulerConfig(
-        prefix_caching=prefix,
-        batching=batching,
-        budget=grant,
-        max_batch_size=batch,
-        max_num_seqs=batch + extra,
-        max_num_batched_tokens=batch + budget,
-        chunked_prefill=chunked,
-        max_num_partial_prefills=partial,
-        depth=depth,
-        burst_size=burst,
+    lambda prefix, batching, grant, preemption, reservation, batch, extra, budget, chunked, partial, depth, burst: (
+        SchedulerConfig(
+            prefix_caching=prefix,
+            batching=batching,
+            budget=grant,
+            preemption=preemption,
+            kv_reservation=reservation,
+            max_batch_size=batch,
+            max_num_seqs=batch + extra,
+            max_num_batched_tokens=batch + budget,
+            chunked_prefill=chunked,
+            max_num_partial_prefills=partial,
+            depth=depth,
+            burst_size=burst,
+        )
     ),
     prefix=st.booleans(),
     batching=st.sampled_from(["static", "dynamic", "continuous", "inflight"]),
     grant=st.sampled_from(["decode-first", "prefill-first"]),
+    preemption=st.sampled_from(["auto", "recompute", "swap"]),
+    reservation=st.sampled_from(["optimistic", "predicted", "full"]),
     batch=st.integers(1, 6),
     extra=st.integers(0, 4),
     budget=st.integers(0, 24),
@@ -62,10 +68,11 @@ def expected(
 
 
 @settings(max_examples=150, deadline=None)
-@given(configs, requests, st.integers(9, 40), st.integers(1, 5))
-def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size):
+@given(configs, requests, st.integers(9, 40), st.integers(1, 5), st.integers(0, 12), st.integers(0, 2))
+def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size, host, spare):
     """Random arrivals, lengths, aborts and pools so small that rows are preempted."""
-    world = World(config, enough(plan, num_blocks, block_size), block_size, max_model_len=40)
+    blocks = enough(plan, num_blocks, block_size)
+    world = World(config, blocks, block_size, max_model_len=40, num_host_blocks=host, spare_slots=spare)
     world.run(plan)
     check_that_nothing_is_lost(world, plan)
 
@@ -85,7 +92,7 @@ def test_nothing_is_lost_when_strategies_change_after_every_step(config, others,
         )
         for other, policy in others
     )
-    world = World(config, enough(plan, 12, 4), 4, max_model_len=40, follow=follow)
+    world = World(config, enough(plan, 12, 4), 4, max_model_len=40, follow=follow, num_host_blocks=5, spare_slots=1)
     world.run(plan)
     check_that_nothing_is_lost(world, plan)
 
@@ -175,6 +182,8 @@ def check_that_nothing_is_lost(world: World, plan) -> None:
     assert scheduler.pool.available == scheduler.pool.num_blocks
     assert len(scheduler.table) == len(scheduler.waiting) == len(scheduler.running) == 0
     assert not scheduler.board._saved
+    scheduler.host.settle()
+    assert scheduler.host.available == scheduler.host.num_blocks
 
     check_that_the_batches_are(world.executor.batches, replay(world.events, world.fresh_scheduler()))
 
@@ -184,6 +193,8 @@ def check_that_the_batches_are(expected: list[Batch], batches: list[Batch]) -> N
     for first, second in zip(expected, batches, strict=True):
         for name in ("rows", "slots", "starts", "num_tokens", "samples", "block_slots", "block_index", "block_ids"):
             np.testing.assert_array_equal(getattr(first, name), getattr(second, name), err_msg=name)
+        for field in fields(Swaps):
+            np.testing.assert_array_equal(getattr(first.swaps, field.name), getattr(second.swaps, field.name))
         np.testing.assert_array_equal(first.pad_tokens, second.pad_tokens)
         assert first.load == second.load
 

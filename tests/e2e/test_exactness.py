@@ -67,6 +67,25 @@ def test_tiny_model(tiny_model_dir, tiny_case, chunked, small, depth):
     )
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_whether_it_is_computed_again_or_swapped(tiny_model_dir, tiny_case, preemption, prefix_caching):
+    bytes_per_token = 2 * 2 * 2 * 16 * 4
+    check_engine(
+        tiny_model_dir,
+        *tiny_case,
+        preemption=preemption,
+        prefix_caching=prefix_caching,
+        small=True,
+        max_batch_size=8,
+        max_num_batched_tokens=40,
+        max_model_len=80,
+        kv_cache_memory=bytes_per_token * 112,
+        swap_space=bytes_per_token * 160,
+        threads=1,
+    )
+
+
 @pytest.fixture(scope="module")
 def embedded_case(embedded_gguf, tokenizer):
     prompts = [tokenizer.encode(item.prompt) for item in sharegpt(64, tokenizer, seed=3, max_prompt=400)]

@@ -56,6 +56,7 @@ def test_outputs_come_back_as_they_were(tmp_path):
         0.25,
         0.2,
         {1: "not a number"},
+        copy_time=0.05,
     )
     log(("commit", 1.5, 3, output))
     log.close()
@@ -63,9 +64,10 @@ def test_outputs_come_back_as_they_were(tmp_path):
     assert (kind, now, step_id) == ("commit", 1.5, 3)
     np.testing.assert_array_equal(back.counts, output.counts)
     np.testing.assert_array_equal(back.token_ids, output.token_ids)
-    assert (back.logprobs, back.elapsed, back.device_time, back.failed) == (
+    assert (back.logprobs, back.elapsed, back.device_time, back.failed, back.copy_time) == (
         output.logprobs,
         output.elapsed,
         output.device_time,
         output.failed,
+        output.copy_time,
     )

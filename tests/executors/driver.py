@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.core.batch import Admission, Batch, Logprobs, StepOutput
+from headway.core.batch import NO_SWAPS, Admission, Batch, Logprobs, StepOutput, Swaps
 from headway.core.request import SamplingParams
 from headway.executors.base import Executor
 
@@ -41,6 +41,8 @@ class Driver:
         self.free_slots = list(range(capacity.max_num_seqs))
         self._in_flight: list[tuple[object, Batch, list[Seat]]] = []
         self._step_id = 0
+        self._out: list[tuple[int, int]] = []
+        self._in: list[tuple[int, int]] = []
 
     def add(
         self,
@@ -80,8 +82,19 @@ class Driver:
         self._step_id += 1
         slots = np.array([row.slot for row in rows], np.int32)
         new = np.array(entries, np.int32).reshape(-1, 3).T
+        swaps = Swaps(*np.array(self._out, np.int32).reshape(-1, 2).T, *np.array(self._in, np.int32).reshape(-1, 2).T)
+        self._out, self._in = [], []
         batch = Batch(
-            self._step_id, slots.astype(np.int64), slots, starts, counts, samples, pad_tokens, tuple(admissions), *new
+            self._step_id,
+            slots.astype(np.int64),
+            slots,
+            starts,
+            counts,
+            samples,
+            pad_tokens,
+            tuple(admissions),
+            *new,
+            swaps=swaps if len(swaps) else NO_SWAPS,
         )
         self._in_flight.append((self.executor.launch(batch), batch, rows))
 
@@ -99,6 +112,16 @@ class Driver:
     def step(self, *step: tuple[Seat, int], pads: int = 0) -> StepOutput:
         self.launch(*step, pads=pads)
         return self.collect()
+
+    def swap_out(self, seat: Seat, host: Sequence[int]) -> list[int]:
+        """The next step copies its blocks to these of the host; slot and blocks go to whoever comes next."""
+        self._out += zip(seat.blocks, host, strict=True)
+        return self.finish(seat)
+
+    def swap_in(self, seat: Seat, host: Sequence[int], computed: int) -> None:
+        """The next step, its first one, copies these blocks of the host to new ones: so many tokens of it are there."""
+        seat.computed = computed
+        self._in += zip(self.free_blocks[: len(host)], host, strict=True)
 
     def finish(self, seat: Seat) -> list[int]:
         """Its slot goes to whoever comes next, and so do its blocks, which are returned: the last one first."""

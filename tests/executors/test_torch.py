@@ -47,7 +47,7 @@ def driver(shared_executor: TorchExecutor) -> Driver:
 
 def config(folder: Path, **changes) -> ExecutorConfig:
     settings = {"dtype": "float32", "device": "cpu", "kv_cache_memory": POOL, "max_num_seqs": 8}
-    settings |= {"threads": 1, "block_size": 16}
+    settings |= {"threads": 1, "block_size": 16, "swap_space": 8 * POOL // 100}
     return ExecutorConfig(str(folder), **(settings | changes))
 
 
@@ -118,6 +118,31 @@ def test_slots_and_blocks_go_to_others(driver: Driver, model: DecoderModel):
     assert second.slot == first.slot
     assert second.blocks == freed[::-1][:3]
     driver.step((second, 1), (other, 1))
+    expect_greedy(model, [first, second, other])
+
+
+def test_who_is_swapped_out_and_in_goes_on_as_if_nothing_had_happened(driver: Driver, model: DecoderModel):
+    """Its blocks go to another in the very step that copies them out, and what is copied in is used in that step; both
+    are launched before the step that wrote them has been collected."""
+    first, other = driver.add(prompt(40)), driver.add(prompt(9, seed=1))
+    driver.step((first, 40), (other, 9))
+    driver.step((first, 1), (other, 1))
+    driver.launch((first, 1), (other, 1))
+    freed = driver.swap_out(first, [5, 0, 3])
+    second = driver.add(prompt(35, seed=2))
+    driver.launch((other, 1), (second, 35))
+    assert set(second.blocks) == set(freed)
+    driver.collect()
+    output = driver.collect()
+    assert output.copy_time > 0
+    again = driver.add(first.known, generated=first.tokens)
+    driver.swap_in(again, [5, 0, 3], computed=len(first.known) + 2)
+    driver.launch((again, 1), (second, 1))
+    driver.launch((again, 1), (second, 1), (other, 1))
+    assert driver.collect().copy_time > 0
+    assert driver.collect().copy_time == 0
+    first.tokens = again.tokens
+    assert len(first.tokens) == 5
     expect_greedy(model, [first, second, other])
 
 
@@ -296,6 +321,8 @@ def test_what_the_start_reports(tiny_model_dir: Path):
     assert "float32" in lines[0]
     assert "1 threads" in lines[0]
     assert "99 blocks of 16 tokens, 1,584 tokens at 512 bytes" in lines[1]
+    assert "host memory for 8 swapped blocks" in lines[1]
+    assert capacity.num_host_blocks == 8
     assert "the model could do 2,048" in lines[1]
 
 

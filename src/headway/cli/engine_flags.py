@@ -8,12 +8,12 @@ from dataclasses import fields
 from typing import Any
 
 from headway.cli.errors import UsageError
-from headway.cli.values import memory_size, milliseconds, nonnegative, positive, share
+from headway.cli.values import memory_size, milliseconds, nonnegative, positive, share, swap_size
 from headway.core import policies
 from headway.core.config import SchedulerConfig
 from headway.core.policies import POLICIES
 from headway.core.presets import PRESETS
-from headway.core.strategies import BUDGETS, FORMATIONS, WINDOWS
+from headway.core.strategies import BUDGETS, FORMATIONS, PREEMPTIONS, RESERVATIONS, WINDOWS
 from headway.engine.config import EngineConfig
 
 _DEFAULTS = {field.name: field.default for config in (EngineConfig, SchedulerConfig) for field in fields(config)}
@@ -29,6 +29,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(group, "--threads", "CPU threads of the engine (default: one a core)", type=positive, metavar="N")
     _add(group, "--max-model-len", "longest prompt and output together", type=positive, metavar="TOKENS")
     _add(group, "--kv-cache-memory", "of the KV pool: 4G, 512MiB ...", type=memory_size, metavar="SIZE")
+    _add(
+        group,
+        "--swap-space",
+        "of the host's memory for KV that is swapped out: GiB, or 512M ...; 0 is none (default 4, or a quarter of what "
+        "is free)",
+        type=swap_size,
+        metavar="SIZE",
+    )
     _add(group, "--gpu-memory-utilization", "share of a GPU's memory to use", type=share, metavar="SHARE")
     _add(group, "--block-size", "tokens in a KV block", type=positive, metavar="TOKENS")
 
@@ -58,6 +66,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         dest="tpot_slo",
         metavar="MS",
     )
+    _add(
+        group,
+        "--preemption",
+        "the KV of who must leave is computed again, or swapped out to the host; auto: whichever is cheaper",
+        choices=list(PREEMPTIONS),
+    )
+    _add(group, "--kv-reservation", "what admission keeps free for answers", choices=list(RESERVATIONS))
     _switch(group, "--no-chunked-prefill", "chunked_prefill", "compute each prompt whole, not in chunks")
     _switch(group, "--no-backfill", "backfill", "pass nobody by who does not fit yet")
     _switch(group, "--no-prefix-caching", "prefix_caching", "compute known beginnings of prompts again")

@@ -64,6 +64,15 @@ def memory_size(text: str) -> int:
     return size
 
 
+def swap_size(text: str) -> int:
+    """Bytes from a number of GiB, as vLLM takes it, or from a size with its unit; 0 is none."""
+    try:
+        size = float(text)
+    except ValueError:
+        return memory_size(text)
+    return int(_checked(float, text, lambda value: 0 <= value < math.inf, "a number of GiB") * 2**30) if size else 0
+
+
 def port_number(text: str) -> int:
     """A TCP port, or 0 for one that is free."""
     return _checked(int, text, lambda value: 0 <= value <= 65535, "a port: a whole number from 0 to 65535")

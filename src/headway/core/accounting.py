@@ -35,6 +35,8 @@ class State(IntEnum):
     """Lost its place to another; waiting to come back."""
     PREFILL = 7
     DECODE = 8
+    SWAPPED = 9
+    """Lost its place, but its KV lies in the host's memory; waiting to come back."""
 
     @property
     def label(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,29 @@ class Admission:
     choice: int
 
 
+NO_IDS: Ints = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Swaps:
+    """KV blocks to copy, int32[k] each: device block out_device[i] to host block out_host[i], and host block in_host[i]
+    to device block in_device[i].
+
+    All that go out are copied before any comes in, and both before anything of the step is computed.
+    """
+
+    out_device: Ints
+    out_host: Ints
+    in_device: Ints
+    in_host: Ints
+
+    def __len__(self) -> int:
+        return len(self.out_device) + len(self.in_device)
+
+
+NO_SWAPS = Swaps(NO_IDS, NO_IDS, NO_IDS, NO_IDS)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One forward pass. Row i computes positions [starts[i], starts[i] + num_tokens[i]) of the sequence in slots[i].
@@ -43,6 +66,7 @@ class Batch:
     pad_tokens int32[n]: throwaway tokens that a padded formation really computes.
     block_slots, block_index, block_ids int32[m]: block tables' new entries, table[slot][index] = id, to be applied
     (after `admitted`, whose slots start with empty tables) before the pass.
+    swaps: what is copied to and from the host's memory before that.
     load: what the pass costs the device; it follows from the rest, and is worked out where it is not given.
     """
 
@@ -57,6 +81,7 @@ class Batch:
     block_slots: Ints
     block_index: Ints
     block_ids: Ints
+    swaps: Swaps = NO_SWAPS
     load: Load = NOTHING
 
     def __post_init__(self) -> None:
@@ -82,7 +107,17 @@ def merge(first: Batch, late: Batch) -> Batch:
         "block_ids",
     ]
     arrays: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(late, name)]) for name in names}
-    return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, **arrays)
+    names = [field.name for field in fields(Swaps)]
+    swaps = Swaps(*(np.concatenate([getattr(first.swaps, name), getattr(late.swaps, name)]) for name in names))
+    return Batch(step_id=first.step_id, admitted=first.admitted + late.admitted, swaps=swaps, **arrays)
+
+
+def without(batch: Batch, leave: Longs) -> Batch:
+    """The batch, not launched yet, without the rows at these positions. Their new blocks stay theirs."""
+    keep = np.ones(len(batch.rows), np.bool_)
+    keep[leave] = False
+    names = ("rows", "slots", "starts", "num_tokens", "samples", "pad_tokens")
+    return replace(batch, load=NOTHING, **{name: getattr(batch, name)[keep] for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +143,10 @@ class StepOutput:
     """What a batch yielded: counts int32[n], tokens per row (0 or 1) in its order; token_ids int32[counts.sum()].
 
     `logprobs` is aligned with token_ids where anyone asked (None for those who did not). `elapsed` is the wall time of
-    the step in seconds, `device_time` the part in which the device computed. `failed` maps a row's position in the
-    batch to what went wrong with it alone (its logits were not numbers, say); it has no token. `entropy` maps positions
-    of rows whose first token this is to the entropy of its distribution, in nats, where the executor knows it.
+    the step in seconds, `device_time` the part in which the device computed, `copy_time` that in which the batch's
+    swaps were copied. `failed` maps a row's position in the batch to what went wrong with it alone (its logits were not
+    numbers, say); it has no token. `entropy` maps positions of rows whose first token this is to the entropy of its
+    distribution, in nats, where the executor knows it.
     """
 
     step_id: int
@@ -121,6 +157,7 @@ class StepOutput:
     device_time: float = 0.0
     failed: dict[int, str] = field(default_factory=dict)
     entropy: dict[int, float] = field(default_factory=dict)
+    copy_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Admission, Ints, Longs
-from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool
+from headway.core.batch import NO_IDS, Admission, Ints, Longs
+from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
 from headway.core.prefix import PrefixIndex
+from headway.core.swap import HostPool
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, RowSet
-
-NO_IDS = np.zeros(0, np.int32)
 
 
 class Board:
-    """Slots 0 .. num_slots - 1. A row that leaves to come back takes its tokens along.
+    """Slots 0 .. num_slots - 1: one for each place on board, and some for rows that have lost theirs but are still in a
+    launched step, so that nobody waits for that step. A row that leaves to come back takes its tokens along.
 
     `running`: the rows that may be computed. `lingering`: rows of a padded group that have ended but keep their places
     until all of it has. `leaving_blocks`: blocks held by rows that have ended or lost their place,
     and that come back when the launched steps which touch them have been collected.
     """
 
-    def __init__(self, table: RequestTable, pool: BlockPool, num_slots: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        table: RequestTable,
+        pool: BlockPool,
+        num_slots: int,
+        max_model_len: int,
+        host: HostPool | None = None,
+        spare_slots: int = 0,
+    ) -> None:
+        self.places = num_slots
+        num_slots += spare_slots
         self.running = RowSet(num_slots)
         self.lingering = RowSet(num_slots)
         self.leaving_blocks = 0
         self.num_slots = num_slots
         self._table = table
         self.pool = pool
+        self.host = host or HostPool(0)
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._width = np.int64(max_model_len + 1)
         self._tokens = np.zeros((num_slots, max_model_len + 1), np.int32)
@@ -37,7 +48,13 @@ class Board:
 
     @property
     def num_free(self) -> int:
-        return len(self._free_slots)
+        """How many may join: slots that are free, as far as no more are on board than there are places."""
+        return min(len(self._free_slots), self.vacant)
+
+    @property
+    def vacant(self) -> int:
+        """Places that nobody has. The slot of who has just lost one may still be in a launched step."""
+        return self.places - len(self.running) - len(self.lingering)
 
     def take(self, row: int) -> BlockEntries:
         """Gives a row of the queue a slot, and the blocks that the prefix index holds of it."""
@@ -65,7 +82,8 @@ class Board:
             return
         ids = self._find(row, self._known(row), prefixes)
         self._found[row] = ids
-        table.cached[row] = len(ids) * prefixes.block_size
+        table.found[row] = len(ids)
+        table.cached[row] = max(len(ids) * prefixes.block_size, int(table.swapped[row]))
         self.recount(row)
 
     def recount(self, row: int) -> None:
@@ -89,16 +107,22 @@ class Board:
         return np.array(ids, np.int32)
 
     def _take_found(self, row: int, slot: int) -> BlockEntries:
-        table, prefixes = self._table, self.pool.prefixes
-        if prefixes is None:
-            return NO_ENTRIES
+        table = self._table
         ids = self._found.pop(row, NO_IDS)
         table.blocks[row] = len(ids)
-        table.computed[row] = table.cached[row] = len(ids) * prefixes.block_size
+        table.computed[row] = table.cached[row]
         table.carried[row] -= table.cached[row]
         if table.preemptions[row] == 0:
             table.hits[row] = table.cached[row]
-        return self.pool.share(slot, ids)
+        return self.pool.share(slot, ids) if self.pool.prefixes is not None else NO_ENTRIES
+
+    def fetch(self, row: int) -> None:
+        """A row that was swapped out has been given its blocks: what it did not find in the index is copied in."""
+        table = self._table
+        if self.host.holds(row):
+            first, count = int(table.found[row]), int(blocks_for(table.swapped[row], self.pool.block_size))
+            self.host.copy_in(row, first, self.pool.tables[table.slot[row], first:count].copy())
+            table.swapped[row] = 0
 
     def remember(self, row: int, end: int) -> None:
         """Positions up to `end` of a row have been computed: the blocks that they fill can be found from now on."""
@@ -107,7 +131,7 @@ class Board:
             return
         size, slot = prefixes.block_size, int(table.slot[row])
         keys = self._keys.setdefault(row, [])
-        for i in range(int(table.cached[row]) // size, min(end, int(table.length[row])) // size):
+        for i in range(int(table.found[row]), min(end, int(table.length[row])) // size):
             tokens = self._tokens[slot, i * size : (i + 1) * size]
             if i == len(keys):
                 parent = keys[-1] if keys else prefixes.root(table.request(row).cache_salt)
@@ -151,16 +175,29 @@ class Board:
         self.remember(row, int(table.computed[row]))
         if table.phase[row] == LEAVING:
             self._saved[row] = self._tokens[slot, : table.length[row]].copy()
+            self._swap_out(row, slot)
         self.leaving_blocks -= int(table.blocks[row])
         self.pool.release(slot)
         self._free_slots.append(slot)
         table.slot[row] = -1
         table.carried[row] += table.computed[row]
-        table.blocks[row] = table.computed[row] = table.cached[row] = table.shared[row] = 0
+        table.blocks[row] = table.computed[row] = table.shared[row] = table.found[row] = 0
+        table.cached[row] = table.swapped[row]
         table.target[row] = table.length[row]
+
+    def _swap_out(self, row: int, slot: int) -> None:
+        """A row leaves for a while: its KV is copied to the host, if it has room there. All of it, also what others
+        hold or the index knows: either may be gone when the row returns."""
+        table = self._table
+        table.lost[row] = computed = table.computed[row]
+        if self.host.holds(row):
+            count = int(blocks_for(computed, self.pool.block_size))
+            self.host.copy_out(row, self.pool.tables[slot, :count].copy())
+            table.swapped[row] = computed
 
     def forget(self, row: int) -> None:
         """A row will not come again."""
+        self.host.release(row)
         self._saved.pop(row, None)
         self._keys.pop(row, None)
         self._found.pop(row, None)
@@ -170,11 +207,15 @@ class Board:
         table = self._table
         seated = table.phase >= RUNNING
         slots = table.slot[seated]
-        assert len(slots) + self.num_free == self.num_slots, "a slot is lost"
+        assert len(slots) + len(self._free_slots) == self.num_slots, "a slot is lost"
         assert sorted([*slots.tolist(), *self._free_slots]) == list(range(self.num_slots)), "a slot has two owners"
         np.testing.assert_array_equal(self.pool.held[slots], table.blocks[seated], "blocks held and counted differ")
         assert len(self.running) == np.count_nonzero(table.phase == RUNNING), "the board and the table differ"
         gone = (table.phase == LEAVING) | (table.phase == ENDED)
         assert self.leaving_blocks == table.blocks[gone].sum(), "blocks that will come back are miscounted"
+        away = np.flatnonzero((table.phase == Phase.WAITING) & (table.swapped > 0))
+        going = np.flatnonzero(table.phase == LEAVING)
+        assert set(away.tolist()) <= self.host.rows <= set(away.tolist()) | set(going.tolist()), "host blocks of nobody"
+        self.host.check()
         waiting_again = set(self._saved) - set(np.flatnonzero(table.phase == Phase.WAITING).tolist())
         assert not waiting_again, "tokens are kept of a row that does not wait"

@@ -17,7 +17,10 @@ class SchedulerConfig:
     The strategies, by the names that `strategies.py` knows: `batching`, when requests may join (`static_timeout` and
     `max_wait`, in seconds, are how long an unfull group is waited for by the static and the dynamic one); `policy`, who
     goes first; `budget`, how many tokens each gets. `backfill`: one that does not fit is passed by others that do.
-    `prefix_caching`: the known beginning of a prompt is not computed again.
+    `prefix_caching`: the known beginning of a prompt is not computed again. `preemption`: what becomes of the KV of who
+    leaves under pressure ("swap", "recompute", or "auto", whichever is cheaper each time); `kv_reservation`: what
+    admission keeps free for answers ("optimistic" nothing, "predicted" what they will probably need, "full" all that
+    max_tokens allows).
 
     `wait_window`: "fixed" waits `max_wait`; "adaptive" waits less where that gains nothing. `length_clusters` puts
     requests of like lengths into one padded group; none is passed over for that longer than `cluster_wait` seconds.
@@ -38,6 +41,8 @@ class SchedulerConfig:
     tpot_slo: float = 0.05
     backfill: bool = True
     prefix_caching: bool = True
+    preemption: str = "auto"
+    kv_reservation: str = "optimistic"
 
     max_batch_size: int = 64
     max_num_seqs: int | None = None

@@ -96,7 +96,7 @@ class Padded(Formation):
     def claims(self, joining: Rows, block_size: int) -> tuple[Ints, Ints]:
         prompt: Ints = np.maximum.accumulate(joining.prompt_len)
         answer: Ints = np.maximum.accumulate(joining.limit - joining.prompt_len)
-        side = blocks_for(prompt + answer, block_size)
+        side = blocks_for(prompt + answer - 1, block_size)  # a last token's KV is not needed
         rows = np.arange(1, len(side) + 1, dtype=np.int32)
         return (side * rows).astype(np.int32), side
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from headway.core.accounting import WAIT_ROW, Accounting, State
-from headway.core.batch import Ints, Longs, Wait
+from headway.core.batch import Batch, Ints, Longs, Wait
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.kv_cache import BlockEntries, join_entries
@@ -50,14 +50,17 @@ class Lineup:
         """
         if not len(self._waiting):
             return NOBODY, math.inf
-        most = min(self._openings(ready, limits, now), self._board.num_free)
+        most = self._openings(ready, limits, now)
         burst_size = self._strategies.config.burst_size
         if burst_size is not None:
             most = min(most, burst_size - admitted)
+        queue = Rows(self._table, self._waiting.rows, now)
+        if most > self._board.vacant:
+            self._room.make_places(queue, most, now)
+        most = min(most, self._board.num_free)
         if most <= 0:
             self._accounting.queue_waits_for(WAIT_ROW, now)
             return NOBODY, math.inf
-        queue = Rows(self._table, self._waiting.rows, now)
         seated = np.concatenate([self._board.running.rows, self._board.lingering.rows])
         allowed = self._strategies.formation.may_join(queue, Rows(self._table, seated, now), more, now)
         if isinstance(allowed, Wait):
@@ -90,6 +93,25 @@ class Lineup:
         order = np.lexsort((self._table.seq[queue.index[among]], score[among]))
         rows: Longs = queue.index[among[order]]
         return rows
+
+    def outranked(self, batch: Batch, now: float) -> tuple[Longs, int, int]:
+        """Who could still be left out of a batch that is not launched yet, for requests of the queue that outrank them:
+        positions in it, first who goes first; and how many of the queue that is for, with how many tokens."""
+        policy, table = self._strategies.policy, self._table
+        queue = Rows(table, self._waiting.rows, now)
+        waiting = policy.rank(queue) if len(queue) else None
+        if waiting is None:
+            return NOBODY, 0, 0
+        ranks = policy.rank(Rows(table, batch.rows, now))
+        assert ranks is not None, "a policy ranks all or none"
+        fresh = np.isin(batch.slots, [new.slot for new in batch.admitted])
+        below = ((ranks > waiting.min()) & (batch.num_tokens > 0) & ~fresh).nonzero()[0]
+        if not len(below):
+            return NOBODY, 0, 0
+        rows = batch.rows[below]
+        order = np.lexsort((-table.seq[rows], -ranks[below], table.phase[rows] == RUNNING))
+        above = waiting < ranks[below].max()
+        return below[order], int(np.count_nonzero(above)), int(queue.work[above].sum())
 
     def share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
         """The rows that get tokens in this step, in the policy's order, and how many each."""
@@ -143,14 +165,17 @@ class Lineup:
             free = 0 if pressed else self._pool.available - int(need[boarded].sum())
             fits, reserve = room.for_queue(joining, free, now)
             keep[~boarded] = fits
-            need[~boarded] = np.maximum(need[~boarded], reserve - table.cached[joining] // self._pool.block_size)
+            need[~boarded] = np.maximum(need[~boarded], reserve - table.found[joining])
             self.note_waits(joining[~fits], State.WAIT_BLOCKS, now)
             joining = joining[fits]
         shared = [self._board.take(row) for row in map(int, joining)]
         for row in map(int, joining):
             self._waiting.discard(row)
         rows, tokens = rows[keep], tokens[keep]
-        return rows, tokens, joining, join_entries([*shared, room.give(rows, need[keep])])
+        entries = join_entries([*shared, room.give(rows, need[keep])])
+        for row in map(int, joining):
+            self._board.fetch(row)
+        return rows, tokens, joining, entries
 
     def note_waits(self, rows: Longs, state: State, now: float) -> None:
         """These rows got nothing in this step: on board they wait for `state`, in the queue everybody does."""

@@ -43,6 +43,7 @@ PRESETS: dict[str, tuple[Setting, ...]] = {
         Setting("budget", "latency", "speech must not falter when a new caller's prompt comes"),
         Setting("tpot_slo", 0.1, "10 tokens a second: twice as fast as speech"),
         Setting("max_batch_size", 16, "the first word counts, and shorter steps bring it sooner"),
+        Setting("kv_reservation", "predicted", "nobody who speaks should have to pause for want of blocks"),
         Setting("max_num_partial_prefills", 2, "prompts that share a step delay each other's first word"),
     ),
     "batch": (

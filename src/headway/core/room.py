@@ -10,11 +10,15 @@ import numpy as np
 from headway.core.batch import Bools, Ints, Longs
 from headway.core.board import Board
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
+from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies.base import in_order
+from headway.core.preemption import Pressure
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, RequestTable, Rows
 
 NOBODY: Longs = np.zeros(0, np.int64)
+SMALL = 8
+"""Who needs so many times fewer blocks than another may be let past it."""
 
 
 class Room:
@@ -27,19 +31,22 @@ class Room:
         board: Board,
         strategies: Strategies,
         preempt: Callable[[int, float], None],
+        predictor: OutputLengthPredictor,
     ) -> None:
         self._table = table
         self._pool = pool
         self._board = board
         self._strategies = strategies
         self._preempt = preempt
-        self._watermark = math.ceil(0.01 * pool.num_blocks)
+        self._predictor = predictor
+        self._first = -1
+        self._first_since = 0.0
 
     def need(self, rows: Longs, tokens: Ints) -> Ints:
         """Blocks that rows int64[n] lack for `tokens` int32[n] more: int32[n], 0 where they have enough."""
         table, block_size = self._table, self._pool.block_size
         cached = table.cached[rows]
-        held = np.maximum(table.blocks[rows], cached // block_size)
+        held = np.maximum(table.blocks[rows], table.found[rows])
         lacking = blocks_for(np.maximum(table.computed[rows], cached) + tokens, block_size) - held
         result: Ints = np.maximum(lacking, 0)
         return result
@@ -97,32 +104,67 @@ class Room:
                 free = 0
         return served
 
-    def evict(self, candidates: Longs, wanted: int, now: float) -> tuple[int, int]:
-        """Evicts as many as it takes to gain `wanted` blocks, or nobody when all of them would not do.
+    def evict(self, candidates: Longs, wanted: int, now: float, limit: float = math.inf) -> tuple[int, int]:
+        """Evicts as many as it takes to gain `wanted` blocks, or nobody when all of them would not do, or when bringing
+        them back would cost more than `limit` seconds.
 
         Returns the blocks gained now and those gained when the launched steps have been collected.
         """
-        table = self._table
-        gain = {row: self._gain(row) for row in candidates.tolist()}
-        if wanted <= 0 or sum(gain.values()) < wanted:
+        if wanted <= 0 or not len(candidates):
             return 0, 0
+        pressure = self._pressure(candidates, wanted, limit)
+        if pressure.gains.sum() < wanted:
+            return 0, 0
+        return self._leave(candidates, pressure, now)
+
+    def _pressure(self, candidates: Longs, wanted: int, limit: float = math.inf) -> Pressure:
+        table, pool = self._table, self._pool
+        tables = pool.tables[table.slot[candidates]]
+        others = (tables >= 0) & (pool.refs[tables] > 1)
+        gains = (table.blocks[candidates] - np.count_nonzero(others, axis=1)).astype(np.int32)
+        kept = np.logical_and.accumulate(others, axis=1).sum(axis=1, dtype=np.int32) * pool.block_size
+        kept = np.minimum(kept, table.computed[candidates])
+        return Pressure(gains, kept, wanted, self._board.host.available, pool.block_size, limit)
+
+    def _leave(self, candidates: Longs, pressure: Pressure, now: float) -> tuple[int, int]:
+        table = self._table
         gained_now = gained_later = 0
-        for position in self._strategies.preemption.victims(Rows(table, candidates, now), now):
-            if gained_now + gained_later >= wanted:
-                break
+        for position, swap in self._strategies.preemption.victims(Rows(table, candidates, now), pressure, now):
             row = int(candidates[position])
             if table.launched[row]:
-                gained_later += gain[row]
+                gained_later += int(pressure.gains[position])
             else:
-                gained_now += gain[row]
+                gained_now += int(pressure.gains[position])
+            if swap:
+                self._board.host.reserve(row, int(blocks_for(table.computed[row], pressure.block_size)))
             self._preempt(row, now)
         return gained_now, gained_later
 
-    def _gain(self, row: int) -> int:
-        """Blocks that nobody else holds."""
-        table, pool = self._table, self._pool
-        ids = pool.tables[table.slot[row], : table.blocks[row]]
-        return int(np.count_nonzero(pool.refs[ids] == 1))
+    def make_places(self, queue: Rows, most: int, now: float) -> None:
+        """For up to `most` of the queue's best that have no place on board, rows of lower rank lose theirs.
+
+        One for one, those of the lowest rank first; nobody where the first of the queue would not find blocks even so.
+        """
+        waiting, board = self._strategies.policy.rank(queue), self._board.running.rows.copy()
+        if waiting is None or not len(board):
+            return
+        ranks = self._strategies.policy.rank(Rows(self._table, board, now))
+        assert ranks is not None, "a policy ranks all or none"
+        vacant = self._board.vacant
+        best = np.sort(waiting)[vacant:most]
+        worst = np.sort(ranks)[::-1]
+        count = int(np.count_nonzero(best[: len(worst)] < worst[: len(best)]))
+        if not count or not self._could_fit(int(queue.index[waiting.argmin()]), board[ranks > waiting.min()]):
+            return
+        for rank in worst[:count].tolist():
+            of_rank = board[(ranks == rank) & (self._table.phase[board] == RUNNING)]
+            self._leave(of_rank, self._pressure(of_rank, 0), now)
+
+    def _could_fit(self, row: int, below: Longs) -> bool:
+        """Whether a row of the queue would find its blocks if all of those on board left."""
+        whole = int(blocks_for(self._table.target[row], self._pool.block_size))
+        gains = self._pressure(below, 0).gains
+        return whole <= self._spare(self._pool.available) + self._board.leaving_blocks + int(gains.sum())
 
     def for_queue(self, rows: Longs, free: int, now: float) -> tuple[Bools, Ints]:
         """Which rows of the queue fit, in order, with all that is known of them, beside the promises already made.
@@ -132,29 +174,41 @@ class Room:
         """
         together, at_once = self._strategies.formation.claims(Rows(self._table, rows, now), self._pool.block_size)
         fits = together <= self._spare(free)
+        if fits.any():
+            fits &= self._reserved(rows, now)
         count = int(np.count_nonzero(fits))
         most = self._pool.tables.shape[1]
         return fits, np.full(len(rows), min(most, int(at_once[count - 1])) if count else 0, np.int32)
 
+    def _reserved(self, rows: Longs, now: float) -> Bools:
+        """Which of the rows the reservation lets in; what those hold who would have to make way does not count."""
+        table, board = self._table, self._board.running.rows
+        reservation = self._strategies.reservation
+        if reservation.evicts:
+            below = self._outranked(int(rows[0]), now)
+            board = np.setdiff1d(board, below) if len(below) else board
+        return reservation.fits(Rows(table, board, now), Rows(table, rows, now), self._pool, self._predictor)
+
     def _spare(self, free: int) -> int:
-        """What is left of `free` blocks beside the promises made to those on board."""
+        """What is left of `free` blocks beside the promises made to those on board, and room for them to grow."""
         table, board = self._table, self._board.running.rows
         if not len(board):
             return free
         debts = blocks_for(table.target[board], self._pool.block_size) - table.blocks[board]
-        return free - self._watermark - int(np.maximum(debts, 0).sum())
+        headroom = self._strategies.reservation.headroom(len(board), self._pool.num_blocks)
+        return free - headroom - int(np.maximum(debts, 0).sum())
 
     def let_in(self, rows: Longs, now: float) -> Longs:
         """Those of the queue's best rows that may join now.
 
-        One that does not fit is passed by later ones that do. They are the first to leave: as soon as it would fit in
-        their place, it gets it.
+        One that does not fit is passed by later ones that do, if they are small beside what it lacks: others would take
+        what is becoming free for it. They are the first to leave: when it would fit in their place, and has waited for
+        that as long as it costs to bring them back, it gets it.
         """
         table = self._table
         count = self._fitting(rows, now)
         table.backfilled[rows[:count]] = 0
-        backfill = self._strategies.config.backfill and not self._strategies.formation.lingers
-        if count == len(rows) or not backfill:
+        if count == len(rows) or self._strategies.formation.lingers:
             return rows[:count]
         whole = blocks_for(table.target[rows], self._pool.block_size) - table.shared[rows]
         left = self._spare(self._pool.available) - int(whole[:count].sum())
@@ -162,19 +216,36 @@ class Room:
         lacking = int(whole[count] + table.shared[head]) - left  # whom it shares with may be who is evicted
         coming = self._board.leaving_blocks
         if lacking > coming:
-            gained_now, gained_later = self.evict(self._backfilled_behind(head, now), lacking - coming, now)
+            below = self._outranked(head, now) if self._strategies.reservation.evicts else NOBODY
+            limit = math.inf if len(below) else self._stood_first(head, now)
+            may_leave = np.union1d(self._backfilled_behind(head, now), below)
+            gained_now, gained_later = self.evict(may_leave, lacking - coming, now, limit)
             if gained_now or gained_later:
                 return rows[: self._fitting(rows[: count + 1], now)]
-        if lacking <= coming:
-            return rows[:count]  # the blocks are on their way to it: nobody may take them
+        backfills = self._strategies.config.backfill and self._strategies.reservation.backfills
+        if lacking <= coming or not backfills:
+            return rows[:count]  # the blocks may be on their way to it: nobody may take them
         behind = rows[count + 1 :]
         chosen = []
         for row, blocks in zip(behind.tolist(), whole[count + 1 :].tolist(), strict=True):
-            if blocks <= left:
+            if blocks <= left and blocks * SMALL <= lacking:
                 left -= blocks
                 chosen.append(row)
         table.backfilled[chosen] = 1
         return np.concatenate([rows[:count], np.array(chosen, np.int64)])
+
+    def _outranked(self, head: int, now: float) -> Longs:
+        """The rows on board of lower rank than a row of the queue."""
+        board = self._board.running.rows
+        ranks = self._strategies.policy.rank(Rows(self._table, np.append(board, head), now))
+        return NOBODY if ranks is None else board[ranks[:-1] > ranks[-1]]
+
+    def _stood_first(self, head: int, now: float) -> float:
+        """Seconds for which the first of the queue has been that, and has not fitted."""
+        seq = int(self._table.seq[head])
+        if seq != self._first:
+            self._first, self._first_since = seq, now
+        return now - self._first_since
 
     def _fitting(self, rows: Longs, now: float) -> int:
         """How many of the queue's best rows fit, one after the other."""

@@ -14,8 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
-from headway.core.batch import Batch, Bools, Finished, Ints, Longs, StepEvents, StepOutput, Wait, merge
+from headway.core.accounting import DECODE, PREFILL, WAIT_ROW, WAIT_STEP, Accounting, State
+from headway.core.batch import (
+    NO_SWAPS,
+    Batch,
+    Bools,
+    Finished,
+    Ints,
+    Longs,
+    StepEvents,
+    StepOutput,
+    Swaps,
+    Wait,
+    merge,
+    without,
+)
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
@@ -24,11 +37,13 @@ from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
+from headway.core.preemption import GUARDED_STEPS
 from headway.core.prefix import PrefixIndex
 from headway.core.request import FinishReason, Request, RequestError
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
+from headway.core.swap import HostPool
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
 
 Event = tuple[Any, ...]
@@ -43,13 +58,16 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; all but num_steps and num_preemptions in tokens or rows."""
+    """Totals since the start; tokens and rows computed; steps; preemptions, of which swaps, and blocks copied for
+    those, out and in; requests."""
 
     num_steps: int = 0
     num_batched_tokens: int = 0
     num_batched_rows: int = 0
     num_pad_tokens: int = 0
     num_preemptions: int = 0
+    num_swaps: int = 0
+    num_swapped_blocks: int = 0
     num_recomputed_tokens: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
@@ -71,6 +89,8 @@ class Scheduler:
         *,
         step_time: StepTimeModel | None = None,
         log: Callable[[Event], None] | None = None,
+        num_host_blocks: int = 0,
+        spare_slots: int = 0,
     ) -> None:
         self.strategies = strategies
         self.pool = pool
@@ -81,12 +101,14 @@ class Scheduler:
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
-        self.board = Board(self.table, pool, strategies.config.seqs, max_model_len)
+        self.host = HostPool(num_host_blocks)
+        self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
-        room = Room(self.table, pool, self.board, strategies, self._preempt)
+        room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting)
         self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
         self._sized_for = strategies.config
+        self._copied_out: dict[int, list[tuple[int, int]]] = {}
         self._step_id = 0
         self._more = True
 
@@ -100,8 +122,11 @@ class Scheduler:
         *,
         secret: bytes = b"",
         own: Policy | None = None,
+        num_host_blocks: int = 0,
+        spare_slots: int = 0,
     ) -> Scheduler:
-        """A scheduler of the strategies that `config` names, over so many KV blocks.
+        """A scheduler of the strategies that `config` names, over so many KV blocks, and so many in the host's memory;
+        with so many slots beside those of the requests on board for requests that are leaving.
 
         `secret` is the key of the prefix index; `own` is a policy to use instead of the one that is named.
 
@@ -109,9 +134,17 @@ class Scheduler:
             ValueError: as Strategies.of.
         """
         prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
-        pool = BlockPool(num_blocks, block_size, config.seqs, max_model_len, prefixes)
+        pool = BlockPool(num_blocks, block_size, config.seqs + spare_slots, max_model_len, prefixes)
         model = StepTimeModel()
-        return cls(Strategies.of(config, model, own), pool, max_model_len, step_time=model)
+        strategies = Strategies.of(config, model, own)
+        return cls(
+            strategies,
+            pool,
+            max_model_len,
+            step_time=model,
+            num_host_blocks=num_host_blocks,
+            spare_slots=spare_slots,
+        )
 
     @property
     def config(self) -> SchedulerConfig:
@@ -219,6 +252,7 @@ class Scheduler:
         if self.log:
             self.log(("schedule", now))
         self.table.step = self._step_id + 1
+        self.host.settle()
         batch, until = self._decode_step(now), math.inf
         if batch is None:
             batch, until = self._any_step(now)
@@ -255,19 +289,42 @@ class Scheduler:
         return batch, until
 
     def add_late(self, batch: Batch, now: float) -> Batch:
-        """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit."""
+        """The prepared batch, which must not be launched yet, with those who have come since, as far as they fit; those
+        whom they outrank make way."""
         if self.log:
             self.log(("add_late", now, batch.step_id))
-        limits = StepLimits(
-            self.config.max_batch_size - len(batch.rows),
-            self.config.max_num_batched_tokens - batch.total_tokens,
-            batch.load,
+        config = self.config
+        rows, tokens = config.max_batch_size - len(batch.rows), config.max_num_batched_tokens - batch.total_tokens
+        if len(self.waiting):
+            below, above, work = self._lineup.outranked(batch, now)
+            rows = max(rows, min(above, rows + len(below)))
+            tokens = max(tokens, min(work, tokens + int(batch.num_tokens[below].sum())))
+        joining, _ = self._lineup.joining(
+            NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._more, now
         )
-        joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._more, now)
         if not len(joining):
             return batch
-        late = self._form(batch.step_id, NOBODY, joining, limits, now)
-        return batch if late is None else merge(batch, late)
+        late = self._form(batch.step_id, NOBODY, joining, StepLimits(rows, tokens, batch.load), now)
+        return batch if late is None else merge(self._withdraw(batch, below, late, now), late)
+
+    def _withdraw(self, batch: Batch, below: Longs, late: Batch, now: float) -> Batch:
+        """The batch without as many of `below` as it takes for `late` to find rows and tokens in it."""
+        rows = len(batch.rows) + len(late.rows) - self.config.max_batch_size
+        tokens = batch.total_tokens + late.total_tokens - self.config.max_num_batched_tokens
+        freed = np.cumsum(batch.num_tokens[below])
+        count = max(rows, int(np.searchsorted(freed, tokens)) + 1 if tokens > 0 else 0)
+        if count <= 0:
+            return batch
+        leave = below[:count]
+        paused, table = batch.rows[leave], self.table
+        table.computed[paused] -= batch.num_tokens[leave]
+        table.target[paused] -= batch.samples[leave]
+        table.launched[paused] -= 1
+        self.counters.num_batched_rows -= len(leave)
+        self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
+        self._lineup.note_waits(paused[table.phase[paused] == RUNNING], WAIT_ROW, now)
+        self._settle(paused, now)
+        return without(batch, leave)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
         rows, tokens = self._lineup.share(ready, joining, limits, now)
@@ -293,11 +350,12 @@ class Scheduler:
 
     def _preempt(self, row: int, now: float) -> None:
         rows = np.array([row])
+        swapped = self.host.holds(row)
         self.counters.num_preemptions += 1
-        self.counters.num_recomputed_tokens += int(self.table.computed[row])
+        self.counters.num_swaps += swapped
         self.table.preemptions[row] += 1
         self.board.stop_running(row, LEAVING)
-        self.accounting.enter(rows, State.PREEMPTED, now)
+        self.accounting.enter(rows, State.SWAPPED if swapped else State.PREEMPTED, now)
         self._settle(rows, now)
 
     # -- launching and committing -------------------------------------------------------------------------------------
@@ -309,8 +367,7 @@ class Scheduler:
         self._note_computing(rows, table.computed[rows], now)
         self.strategies.policy.served(Rows(table, rows, now), tokens, now)
         if len(admitted):
-            counters.num_prefix_queries += int(table.target[admitted].sum())
-            counters.num_prefix_hits += int(table.computed[admitted].sum())
+            self._note_admitted(admitted, step_id)
         counters.num_batched_rows += len(rows)
         lingering = self.board.lingering.rows
         if len(lingering):
@@ -337,11 +394,29 @@ class Scheduler:
             block_slots=entries[0],
             block_index=entries[1],
             block_ids=entries[2],
+            swaps=self._copies(step_id) if self.host.copying else NO_SWAPS,
         )
         padding = int(batch.pad_tokens.sum()) if self.strategies.formation.lingers else 0
         counters.num_pad_tokens += padding
         counters.num_batched_tokens += int(batch.load.tokens) - padding
         return batch
+
+    def _note_admitted(self, rows: Longs, step_id: int) -> None:
+        table, counters = self.table, self.counters
+        counters.num_prefix_queries += int(table.target[rows].sum())
+        counters.num_prefix_hits += int(table.found[rows].sum()) * self.pool.block_size
+        counters.num_recomputed_tokens += int(np.maximum(table.lost[rows] - table.computed[rows], 0).sum())
+        table.lost[rows] = 0
+        again = rows[table.preemptions[rows] > 0]
+        table.guarded_until[again] = step_id + GUARDED_STEPS
+
+    def _copies(self, step_id: int) -> Swaps:
+        swaps, rows = self.host.copies()
+        if rows:
+            known = [(row, int(self.table.handle[row])) for row in rows]
+            self._copied_out[step_id] = self._copied_out.get(step_id, []) + known
+        self.counters.num_swapped_blocks += len(swaps)
+        return swaps
 
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
         """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
@@ -359,7 +434,10 @@ class Scheduler:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
         if self.log:
             self.log(("commit", now, batch.step_id, output))
-        self.step_time.observe(batch.load, output.elapsed)
+        self.step_time.observe(batch.load, output.elapsed - output.copy_time)
+        if batch.swaps is not NO_SWAPS:
+            self.step_time.copies.observe(len(batch.swaps), output.copy_time)
+            self._copied_out.pop(batch.step_id, None)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         phase = table.phase[rows]
@@ -428,9 +506,27 @@ class Scheduler:
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         live = rows[table.phase[rows] != ENDED]
-        ends = [self._end(int(row), FinishReason.ERROR, now, message=message) for row in live]
-        self._settle(rows, now)
+        # What the step should have computed is not there to be found by others.
+        table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
+        back = np.setdiff1d(self._lose_copies(batch.step_id, now), rows)
+        ends = [self._end(row, FinishReason.ERROR, now, message=message) for row in [*live.tolist(), *back.tolist()]]
+        self._settle(np.concatenate([rows, back]), now)
         return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
+
+    def _lose_copies(self, step_id: int, now: float) -> Longs:
+        """What a failed step should have copied out is lost: those who wait are computed anew. Returns those who have
+        come back with it already."""
+        table, back = self.table, []
+        for row, handle in self._copied_out.pop(step_id, ()):
+            if table.row_of(handle) != row or table.phase[row] == ENDED:
+                continue
+            if self.host.holds(row) and table.phase[row] == Phase.WAITING:
+                self.host.release(row)
+                table.swapped[row] = table.cached[row] = 0
+                self.accounting.enter(np.array([row]), State.PREEMPTED, now)
+            else:
+                back.append(row)
+        return np.array(back, np.int64)
 
     def _end(
         self, row: int, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
@@ -444,6 +540,7 @@ class Scheduler:
         elif table.phase[row] == Phase.WAITING:
             self.waiting.discard(row)
         table.phase[row] = ENDED
+        self.host.release(row)
         self.counters.num_finished += 1
         return Finished(
             handle=int(table.handle[row]),
@@ -508,7 +605,12 @@ class Scheduler:
         """How many requests of the queue wait for what."""
         rows = self.waiting.rows
         fresh = int(np.count_nonzero(self.accounting.queued(rows)))
-        reasons = {State.PREEMPTED.label: len(rows) - fresh, self.accounting.queue_state.label: fresh}
+        swapped = int(np.count_nonzero(self.accounting.state[rows] == State.SWAPPED))
+        reasons = {
+            State.PREEMPTED.label: len(rows) - fresh - swapped,
+            State.SWAPPED.label: swapped,
+            self.accounting.queue_state.label: fresh,
+        }
         return {reason: count for reason, count in reasons.items() if count}
 
     def check(self) -> None:

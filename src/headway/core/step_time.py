@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headway.core.batch import Bools
+from headway.core.batch import Bools, Ints
 from headway.core.load import STRATA, Load
+from headway.core.swap import CopyTime
 from headway.core.table import Floats
 
 NUM_FEATURES = 6
@@ -38,6 +39,7 @@ class StepTimeModel:
     """
 
     def __init__(self) -> None:
+        self.copies = CopyTime()
         self.saturation = 1
         self._coefficients = (0.0,) * NUM_FEATURES
         self._loads = [np.zeros((PER_STRATUM, 4)) for _ in STRATA]
@@ -67,6 +69,16 @@ class StepTimeModel:
         over = tokens - self.saturation
         linear = c0 + c_tokens * tokens + c_attended * attended + c_rows * rows + c_kv * kv_tokens
         return linear + c_over * over if over > 0 else linear
+
+    def prefill_seconds(self, start: Ints, end: Ints) -> Floats:
+        """float64[n]: what computing tokens [start, end) of each row adds to steps that are computed anyway.
+
+        A token at position p attends to p others, of which the step reads the KV; the device is saturated beside.
+        """
+        _, c_tokens, c_attended, _, _, c_over = self._coefficients
+        tokens = (end - start).astype(np.float64)
+        result: Floats = (c_tokens + c_over) * tokens + c_attended * tokens * (start + end) / 2
+        return result
 
     def at_least(self, load: Load) -> float:
         """Seconds that a step of this load takes in most cases or more; 0 before the first fit."""

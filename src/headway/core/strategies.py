@@ -1,4 +1,4 @@
-"""The four choices of a scheduler, and the one place where their names become objects."""
+"""The choices of a scheduler, and the one place where their names become objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from headway.core.budget import Budget, DecodeFirst, LatencyBound, PrefillFirst,
 from headway.core.clusters import Clustered
 from headway.core.config import SchedulerConfig
 from headway.core.formation import Continuous, Formation, InFlight, Padded
-from headway.core.preemption import LastInOrder, Preemption
+from headway.core.preemption import LeastLoss, Preemption
+from headway.core.reservation import Full, Optimistic, Predicted, Reservation
 from headway.core.step_time import StepTimeModel
 from headway.core.window import AdaptiveWindow, FixedWindow, WaitWindow
 
@@ -34,7 +35,12 @@ BUDGETS: dict[str, Callable[[SchedulerConfig, StepTimeModel], Budget]] = {
     "prefill-first": lambda config, model: PrefillFirst(),
     "latency": lambda config, model: LatencyBound(model, config.tpot_slo, config.max_num_partial_prefills),
 }
-
+PREEMPTIONS: dict[str, Callable[[StepTimeModel], Preemption]] = {
+    "auto": LeastLoss,
+    "recompute": lambda model: LeastLoss(model, swap=False),
+    "swap": lambda model: LeastLoss(model, swap=True),
+}
+RESERVATIONS: dict[str, Callable[[], Reservation]] = {"optimistic": Optimistic, "predicted": Predicted, "full": Full}
 
 FORMATION_FIELDS = ("batching", "static_timeout", "max_wait", "wait_window", "max_batch_size")
 POLICY_FIELDS = ("policy", "overtaking", "length_clusters", "cluster_wait")
@@ -49,7 +55,8 @@ class Strategies:
     formation: Formation = field(default_factory=Continuous)
     policy: policies.Policy = field(default_factory=policies.Fcfs)
     budget: Budget = field(default_factory=DecodeFirst)
-    preemption: Preemption = field(default_factory=LastInOrder)
+    preemption: Preemption = field(default_factory=lambda: LeastLoss(StepTimeModel()))
+    reservation: Reservation = field(default_factory=Optimistic)
 
     @classmethod
     def of(cls, config: SchedulerConfig, model: StepTimeModel, own: policies.Policy | None = None) -> Strategies:
@@ -58,7 +65,14 @@ class Strategies:
         Raises:
             ValueError: one of the names is unknown, or two do not go together; the message says which.
         """
-        return cls(config, formation(config), own or policy(config, model), budget(config, model))
+        return cls(
+            config,
+            formation(config),
+            own or policy(config, model),
+            budget(config, model),
+            _known("preemption", PREEMPTIONS, config.preemption)(model),
+            _known("kv_reservation", RESERVATIONS, config.kv_reservation)(),
+        )
 
     def follow(self, config: SchedulerConfig, model: StepTimeModel) -> None:
         """From now on as `config` says. Formation and policy are kept, with all that they have learnt, where the
@@ -69,6 +83,7 @@ class Strategies:
         if not _alike(config, self.config, POLICY_FIELDS):
             self.policy = new.policy
         self.config, self.budget = config, new.budget
+        self.preemption, self.reservation = new.preemption, new.reservation
 
 
 def _alike(one: SchedulerConfig, other: SchedulerConfig, names: tuple[str, ...]) -> bool:

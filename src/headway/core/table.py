@@ -37,9 +37,12 @@ class RequestTable:
     arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
     codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
     length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
-    exists or is being computed by a launched step; cached, what the prefix index held when last asked; shared, blocks
-    of that which others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
-    steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it that `computed` does not show;
+    exists or is being computed by a launched step; cached, those that need not be computed when it joins (the prefix
+    index held them when last asked, or they are swapped out); shared, blocks of what is found that others hold; hits,
+    tokens it found at first; chain, launched steps that may hold the row; launched, steps that do; blocks, KV blocks
+    held; preemptions; carried, tokens computed for it that `computed` does not show;
+    found, blocks that the prefix index held when last asked; swapped, tokens whose KV lies in the host's memory; lost,
+    tokens whose KV it had when it was preempted; guarded_until, the step until which it should not leave again;
     backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose
     output lengths are like its own (-1: its length is known). stop_ids: as many columns as a row
     has stop tokens, padded with -1.
@@ -70,15 +73,22 @@ class RequestTable:
     preemptions: Ints
     carried: Ints
     backfilled: Ints
+    found: Ints
+    swapped: Ints
+    lost: Ints
+    guarded_until: Ints
     predicted: Ints
     length_group: Ints
     stop_ids: list[Ints]
 
     _COUNTS = (
         "priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
-        "blocks preemptions carried backfilled predicted length_group"
+        "blocks preemptions carried backfilled found swapped lost guarded_until predicted length_group"
     )
-    _FROM_ZERO = ("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "carried", "backfilled")
+    _FROM_ZERO = (
+        *("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "carried", "backfilled"),
+        *("found", "swapped", "lost", "guarded_until"),
+    )
     _COLUMNS = {
         "phase": np.int8,
         "slot": np.int64,

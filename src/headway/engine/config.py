@@ -23,6 +23,7 @@ class EngineConfig:
     dtype: Dtype = "auto"
     device: str = "auto"
     kv_cache_memory: int | None = None
+    swap_space: int | None = None
     gpu_memory_utilization: float = 0.9
     block_size: int = 32
     max_model_len: int | None = None

@@ -32,6 +32,7 @@ class _Output(msgspec.Struct, array_like=True):
     device_time: float
     failed: dict[int, str]
     entropy: dict[int, float]
+    copy_time: float
 
 
 class EventLog:
@@ -84,6 +85,7 @@ def _pack(output: StepOutput) -> _Output:
         output.device_time,
         output.failed,
         output.entropy,
+        output.copy_time,
     )
 
 
@@ -97,4 +99,5 @@ def _unpack(output: _Output) -> StepOutput:
         output.device_time,
         output.failed,
         output.entropy,
+        output.copy_time,
     )

@@ -29,6 +29,8 @@ LOOK_EVERY = 0.04
 """While a step is held back: the share of the hold after which to see whether the device is idle already."""
 LOOK_WITHIN = 0.001, 0.01
 """Bounds of that in seconds: a prediction may be wrong by orders of magnitude while few steps are known."""
+SPARE_SLOTS = 8
+"""Requests that may take the places of others while those are still in a launched step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,11 @@ class LoopStats:
     num_waiting: int
     waiting_by_reason: dict[str, int]
     kv_usage: float
+    host_kv_usage: float
     kv_fragmentation: float
     num_preemptions: int
+    num_swaps: int
+    num_swapped_blocks: int
     num_recomputed_tokens: int
     num_prefix_queries: int
     num_prefix_hits: int
@@ -187,8 +192,11 @@ class EngineLoop:
             num_waiting=len(scheduler.waiting),
             waiting_by_reason=scheduler.waiting_by_reason(),
             kv_usage=scheduler.pool.usage,
+            host_kv_usage=scheduler.host.usage,
             kv_fragmentation=scheduler.kv_fragmentation,
             num_preemptions=counters.num_preemptions,
+            num_swaps=counters.num_swaps,
+            num_swapped_blocks=counters.num_swapped_blocks,
             num_recomputed_tokens=counters.num_recomputed_tokens,
             num_prefix_queries=counters.num_prefix_queries,
             num_prefix_hits=counters.num_prefix_hits,
@@ -212,7 +220,15 @@ class EngineLoop:
 def make_scheduler(config: EngineConfig, capacity: Capacity) -> Scheduler:
     """The scheduler that fits what an executor can hold."""
     limits = replace(config.scheduler, max_num_seqs=capacity.max_num_seqs)
-    return Scheduler.of(limits, capacity.num_blocks, capacity.block_size, capacity.max_model_len, secret=os.urandom(32))
+    return Scheduler.of(
+        limits,
+        capacity.num_blocks,
+        capacity.block_size,
+        capacity.max_model_len,
+        secret=os.urandom(32),
+        num_host_blocks=capacity.num_host_blocks,
+        spare_slots=capacity.spare_slots,
+    )
 
 
 def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], None]) -> EngineLoop:
@@ -228,10 +244,12 @@ def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], No
             dtype=config.dtype,
             device=config.device,
             kv_cache_memory=config.kv_cache_memory,
+            swap_space=config.swap_space,
             gpu_memory_utilization=config.gpu_memory_utilization,
             block_size=config.block_size,
             max_model_len=config.max_model_len,
             max_num_seqs=config.scheduler.seqs,
+            spare_slots=SPARE_SLOTS,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             threads=config.threads,
         ),

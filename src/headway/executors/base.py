@@ -10,12 +10,15 @@ from headway.core.batch import Batch, StepOutput
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor can hold: KV blocks (ids 0 .. num_blocks - 1), sequences, and their length in tokens."""
+    """What an executor can hold: KV blocks (ids 0 .. num_blocks - 1), sequences, and their length in tokens; blocks in
+    the host's memory for those that are swapped out; and slots beyond max_num_seqs, for sequences that are leaving."""
 
     num_blocks: int
     block_size: int
     max_num_seqs: int
     max_model_len: int
+    num_host_blocks: int = 0
+    spare_slots: int = 0
 
 
 class Executor(Protocol):

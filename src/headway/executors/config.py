@@ -16,7 +16,9 @@ class ExecutorConfig:
     `dtype`: "auto" is bfloat16. `kv_cache_memory`: bytes for the KV pool (None: from what is free).
     `gpu_memory_utilization`: the share of a GPU's memory that headway may use. `max_model_len`: None takes the model's
     own limit or what the pool can hold, whichever is less. `threads`: None takes the cores that the cgroup allows.
-    `max_num_seqs`: slots.
+    `max_num_seqs`: sequences; `spare_slots` more are kept for those that are leaving while others take their places.
+    `swap_space`: bytes of the host's memory for KV that is swapped out (None: SWAP_SPACE, or SWAP_SHARE of what is free
+    where that is less; 0: none).
     """
 
     model: str
@@ -26,6 +28,8 @@ class ExecutorConfig:
     gpu_memory_utilization: float = 0.9
     block_size: int = 32
     max_model_len: int | None = None
+    swap_space: int | None = None
     max_num_seqs: int = 128
+    spare_slots: int = 0
     max_num_batched_tokens: int = 512
     threads: int | None = None

@@ -11,6 +11,10 @@ CPU_POOL_LIMIT = 4 * 2**30
 """Bytes that a pool on a CPU takes at most where nobody says how many."""
 CPU_SHARE = 0.5
 """... and of what is free it takes at most this much, since others live on the machine."""
+SWAP_SPACE = 4 * 2**30
+"""Bytes of the host's memory for KV that is swapped out, where nobody says how many."""
+SWAP_SHARE = 0.25
+"""... and at most this much of what is free there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,12 @@ def kv_budget(config: ExecutorConfig, bytes_per_token: int, model_limit: int, po
     max_model_len = min(wanted or model_limit, fit * block_size)
     useful = config.max_num_seqs * -(-max_model_len // block_size)
     return KVBudget(min(fit, useful), block_size, bytes_per_token, max_model_len, model_limit)
+
+
+def host_blocks(config: ExecutorConfig, budget: KVBudget, free: int) -> int:
+    """Blocks that fit into the host's memory for swapping; `free`: bytes that the host has free."""
+    size = min(SWAP_SPACE, int(SWAP_SHARE * free)) if config.swap_space is None else config.swap_space
+    return size // (budget.block_size * budget.bytes_per_token)
 
 
 def gigabytes(size: float) -> str:

@@ -33,7 +33,8 @@ class SimulatedExecutor:
     """A device that works through its launched steps in order, one after the other.
 
     The token at position p of a sequence is `p % vocab_size`, until `output_len(admission)` tokens have been generated:
-    then it is `eos`. Without `output_len` sequences run into their max_tokens.
+    then it is `eos`. Without `output_len` sequences run into their max_tokens. `copy_time`: seconds that copying a
+    block to or from the host's memory takes; a step copies first and then computes.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class SimulatedExecutor:
         output_len: Callable[[Admission], int] | None = None,
         eos: int = -2,
         vocab_size: int = 32_000,
+        copy_time: float = 0.0,
     ) -> None:
         self._capacity = capacity
         self._step_time = step_time
@@ -52,7 +54,8 @@ class SimulatedExecutor:
         self._output_len = output_len
         self._eos = eos
         self._vocab_size = vocab_size
-        self._last = np.full(capacity.max_num_seqs, np.iinfo(np.int32).max, np.int64)
+        self._copy_time = copy_time
+        self._last = np.full(capacity.max_num_seqs + capacity.spare_slots, np.iinfo(np.int32).max, np.int64)
         self._free_at = 0.0
 
     def capacity(self) -> Capacity:
@@ -66,7 +69,7 @@ class SimulatedExecutor:
         tokens = np.where(
             positions >= self._last[batch.slots[batch.samples]], self._eos, positions % self._vocab_size
         ).astype(np.int32)
-        elapsed = self._step_time(batch)
+        elapsed = self._step_time(batch) + self._copy_time * len(batch.swaps)
         self._free_at = max(self._clock(), self._free_at) + elapsed
         return batch, tokens, self._free_at, elapsed
 
@@ -76,7 +79,14 @@ class SimulatedExecutor:
     def collect(self, ticket: tuple[Batch, Ints, float, float]) -> StepOutput:
         batch, tokens, end, elapsed = ticket
         self._clock.advance_to(end)
-        return StepOutput(batch.step_id, batch.samples.astype(np.int32), tokens, elapsed=elapsed, device_time=elapsed)
+        return StepOutput(
+            batch.step_id,
+            batch.samples.astype(np.int32),
+            tokens,
+            elapsed=elapsed,
+            device_time=elapsed,
+            copy_time=self._copy_time * len(batch.swaps),
+        )
 
     def close(self) -> None:
         pass

@@ -18,18 +18,18 @@ import numpy.typing as npt
 import torch
 
 from headway import models
-from headway.core.batch import Batch, StepOutput
+from headway.core.batch import NO_SWAPS, Batch, StepOutput, Swaps
 from headway.core.errors import ModelError
 from headway.executors.base import Capacity
 from headway.executors.config import ExecutorConfig
 from headway.executors.layout import Layout
 from headway.executors.machine import available_cores, available_memory
-from headway.executors.memory import CPU_POOL_LIMIT, CPU_SHARE, gigabytes, kv_budget
+from headway.executors.memory import CPU_POOL_LIMIT, CPU_SHARE, gigabytes, host_blocks, kv_budget
 from headway.executors.slots import Slots
 from headway.kernels import linear
 from headway.kernels.attention import AttentionPlan
 from headway.kernels.decode_attention import GATHERED
-from headway.kernels.kv_cache import KVCache, bytes_per_token, kv_dtype
+from headway.kernels.kv_cache import HostCache, KVCache, bytes_per_token, kv_dtype
 from headway.kernels.prefill_attention import QUERY_TILE
 from headway.models.llama import DecoderModel
 from headway.sampling.entropy import entropy_of_likeliest
@@ -52,6 +52,7 @@ class _Launched:
     """float32, of the rows that a prompt has brought to a token."""
     started: float
     submitted: float
+    copy_time: float
     completion: _Completion
 
 
@@ -90,16 +91,24 @@ class TorchExecutor:
         self._cache = KVCache(
             shape.num_layers, budget.num_blocks, budget.block_size, shape.num_kv_heads, shape.head_dim, kept, device
         )
-        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device)
-        self._slots = Slots(
-            config.max_num_seqs, budget.max_model_len, budget.block_size, self._cache.null_block, self._sampler
+        swapped = host_blocks(config, budget, available_memory())
+        self._host = HostCache(self._cache, swapped)
+        num_slots = config.max_num_seqs + config.spare_slots
+        self._sampler = Sampler(num_slots, shape.vocab_size, device)
+        self._slots = Slots(num_slots, budget.max_model_len, budget.block_size, self._cache.null_block, self._sampler)
+        self._capacity = Capacity(
+            budget.num_blocks,
+            budget.block_size,
+            config.max_num_seqs,
+            budget.max_model_len,
+            swapped,
+            config.spare_slots,
         )
-        self._capacity = Capacity(budget.num_blocks, budget.block_size, config.max_num_seqs, budget.max_model_len)
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
         report(
             f"weights {gigabytes(self._model.nbytes)} in {linear.describe(device, dtype)}, on {device.type} ({where})"
         )
-        report(f"{budget}, in {_name(kept)}")
+        report(f"{budget}, in {_name(kept)}; host memory for {swapped:,} swapped blocks")
 
     def capacity(self) -> Capacity:
         return self._capacity
@@ -125,6 +134,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def _launch(self, batch: Batch) -> _Launched:
         started = time.perf_counter()
+        copy_time = self._copy(batch.swaps) if batch.swaps is not NO_SWAPS else 0.0
         self._slots.update(batch)
         step = Layout.of(batch, self._slots.tables, self._cache.block_size, self._cache.null_block)
         plan = AttentionPlan(self._cache, self._model.config.num_heads, step.starts, step.num_tokens, step.tables)
@@ -134,7 +144,21 @@ class TorchExecutor:
         logits = self._model.forward(token_ids, positions, plan.attend, self._tensor(step.sampling))
         entropy = self._entropy(batch, logits)
         sampled = self._sample(batch, logits) if len(logits) else None
-        return _Launched(batch, sampled, entropy, started, submitted, _completion(self._model.device))
+        return _Launched(batch, sampled, entropy, started, submitted, copy_time, _completion(self._model.device))
+
+    def _copy(self, swaps: Swaps) -> float:
+        """Copies blocks out and in; returns the seconds that it took. Steps launched before have been computed by then,
+        and none launched later begins before: blocks are never copied early, nor given to others too soon."""
+        if self._model.device.type == "cuda":
+            torch.cuda.synchronize(self._model.device)
+        began = time.perf_counter()
+        for copy, device, host in (
+            (self._host.copy_out, swaps.out_device, swaps.out_host),
+            (self._host.copy_in, swaps.in_device, swaps.in_host),
+        ):
+            if len(device):
+                copy(torch.from_numpy(device.astype(np.int64)), torch.from_numpy(host.astype(np.int64)))
+        return time.perf_counter() - began
 
     def _entropy(self, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
         which = np.flatnonzero(batch.num_tokens[batch.samples] > 1)
@@ -162,7 +186,14 @@ def _to_output(launched: _Launched, elapsed: float, device_time: float) -> StepO
     batch, sampled = launched.batch, launched.sampled
     counts = np.zeros(len(batch.slots), np.int32)
     if sampled is None:
-        return StepOutput(batch.step_id, counts, np.zeros(0, np.int32), elapsed=elapsed, device_time=device_time)
+        return StepOutput(
+            batch.step_id,
+            counts,
+            np.zeros(0, np.int32),
+            elapsed=elapsed,
+            device_time=device_time,
+            copy_time=launched.copy_time,
+        )
     valid = sampled.valid.numpy()
     rows = np.flatnonzero(batch.samples)
     counts[rows[valid]] = 1
@@ -174,6 +205,7 @@ def _to_output(launched: _Launched, elapsed: float, device_time: float) -> StepO
         logprobs=None if logprobs is None else [entry for entry, ok in zip(logprobs, valid, strict=True) if ok],
         elapsed=elapsed,
         device_time=device_time,
+        copy_time=launched.copy_time,
         failed=dict.fromkeys(rows[~valid].tolist(), NOTHING_TO_CHOOSE),
         entropy=dict(zip(_after_prompt(batch).tolist(), launched.entropy.tolist(), strict=True)),
     )

@@ -61,6 +61,32 @@ class KVCache:
         values[slots.blocks, :, slots.offsets] = v.to(values.dtype)
 
 
+class HostCache:
+    """Blocks of a KVCache in the host's memory: keys and values as they lie in the cache, ids 0 .. num_blocks - 1.
+
+    Pages that were never written take no memory on CPUs; beside a GPU the memory is pinned, for faster copies.
+    """
+
+    def __init__(self, cache: KVCache, num_blocks: int) -> None:
+        self._cache = cache
+        pinned = cache.device.type == "cuda" and num_blocks > 0
+        self._pairs = [
+            (tensor, torch.empty(tensor.shape[0], num_blocks, *tensor.shape[2:], dtype=tensor.dtype, pin_memory=pinned))
+            for tensor in (cache.keys, cache.values)
+        ]
+
+    def copy_out(self, device_blocks: Tensor, host_blocks: Tensor) -> None:
+        """Block device_blocks[i] of the cache is copied into host_blocks[i]; int64 [n] on the CPU, and waited for."""
+        for device, host in self._pairs:
+            host.index_copy_(1, host_blocks, device.index_select(1, device_blocks.to(device.device)).cpu())
+
+    def copy_in(self, device_blocks: Tensor, host_blocks: Tensor) -> None:
+        """The other way round."""
+        for device, host in self._pairs:
+            blocks = host.index_select(1, host_blocks).to(device.device)
+            device.index_copy_(1, device_blocks.to(device.device), blocks)
+
+
 def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """What the keys and values of one token take in all layers."""
     return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize

@@ -112,7 +112,14 @@ class Live:
         holds = self.capacity
         if config.seqs > holds.max_num_seqs:
             raise ValueError(f"{config.seqs} sequences were asked for, but the executor has {holds.max_num_seqs} slots")
-        scheduler = Scheduler.of(config, holds.num_blocks, holds.block_size, holds.max_model_len)
+        scheduler = Scheduler.of(
+            config,
+            holds.num_blocks,
+            holds.block_size,
+            holds.max_model_len,
+            num_host_blocks=holds.num_host_blocks,
+            spare_slots=holds.spare_slots,
+        )
         loop = EngineLoop(scheduler, self._executor, time.monotonic)
         done = Driver(loop, traffic, _sleep_until, users=users, watch=watch).run()
         self.step_times.append(paced.StepTimes.of(scheduler.step_time))

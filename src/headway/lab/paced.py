@@ -7,7 +7,8 @@ steps take these times would decide.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from headway.core.batch import Admission, Batch
 from headway.core.config import SchedulerConfig
@@ -19,8 +20,9 @@ from headway.executors.simulated import SimulatedExecutor, VirtualClock
 from headway.lab.drive import EOS, Driver, Run, nobody
 from headway.lab.traffic import Arrival
 
-BuildScheduler = Callable[[SchedulerConfig, int, int, int], Scheduler]
-"""(config, num_blocks, block_size, max_model_len): as `Scheduler.of`, or one with a part of one's own."""
+BuildScheduler = Callable[..., Scheduler]
+"""(config, num_blocks, block_size, max_model_len), and num_host_blocks and spare_slots by name where there are any: as
+`Scheduler.of`, or one with a part of one's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +84,24 @@ def run(
     users: int | None = None,
     build: BuildScheduler = Scheduler.of,
     watch: Callable[[int], None] = nobody,
+    copy_time: float = 0.0,
 ) -> Run:
-    """Serves the traffic to its end, as an open loop, or with `users` as a closed one (see `Driver`).
+    """Serves the traffic to its end, as an open loop, or with `users` as a closed one (see `Driver`). `copy_time`:
+    seconds that copying a KV block to or from the host's memory takes, of which `capacity` says how much there is.
 
     Raises:
         RequestError: a request that `capacity` can never hold.
     """
     clock = VirtualClock()
+    if capacity.num_host_blocks or capacity.spare_slots:
+        build = partial(build, num_host_blocks=capacity.num_host_blocks, spare_slots=capacity.spare_slots)
     scheduler = build(config, capacity.num_blocks, capacity.block_size, capacity.max_model_len)
 
     def natural(new: Admission) -> int:
         return traffic[new.handle].output_len
 
-    holds = Capacity(capacity.num_blocks, capacity.block_size, config.seqs, capacity.max_model_len)
-    executor = SimulatedExecutor(holds, step_times, clock, output_len=natural, eos=EOS)
+    holds = replace(capacity, max_num_seqs=config.seqs)
+    executor = SimulatedExecutor(holds, step_times, clock, output_len=natural, eos=EOS, copy_time=copy_time)
     return Driver(EngineLoop(scheduler, executor, clock), traffic, clock.advance_to, users, watch).run()
 
 

@@ -92,6 +92,7 @@ class Exposition(Collector):
             reasons,
         )
         yield gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held; 1 is all.", stats.kv_usage)
+        yield gauge("vllm:cpu_cache_usage_perc", "Share of the host's KV blocks that are held.", stats.host_kv_usage)
         info = GaugeMetricFamily(
             "vllm:cache_config_info",
             "The KV pool.",
@@ -120,6 +121,12 @@ class Exposition(Collector):
             "headway:preemption_recomputed_tokens_total",
             "Tokens computed again after a preemption.",
             stats.num_recomputed_tokens,
+        )
+        yield counter("headway:swaps_total", "Preemptions by swapping out.", stats.num_swaps)
+        yield counter(
+            "headway:swapped_blocks_total",
+            "KV blocks copied to the host's memory and back.",
+            stats.num_swapped_blocks,
         )
         for name, text in (
             ("drafts", "Drafts."),
