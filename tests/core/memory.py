@@ -150,6 +150,7 @@ class World:
         arrival: float | None = None,
         cache_salt: str = "",
         priority: int | None = None,
+        request_class: str = "",
     ):
         self.natural[handle] = natural
         request = Request(
@@ -161,6 +162,7 @@ class World:
             stop_token_ids=(EOS,),
             cache_salt=cache_salt,
             priority=handle % 3 if priority is None else priority,
+            request_class=request_class or ("", "batch")[handle % 2],
         )
         self.loop.add(request)
         self.tokens[handle] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
+from headway.core.batch import Bools, Ints
 from headway.core.policies.base import Policy, reaching
 from headway.core.policies.shares import Shares
 from headway.core.table import Floats, Phase, Rows
@@ -37,6 +37,13 @@ class Classes(Policy):
         batch = realtime if queue.step % self.cadences[1] == 0 else 2.0
         place = np.where(queue.phase == Phase.RUNNING, 0.0, np.array([realtime, batch])[group])
         return place * 1e12 + self.shares.score(rows, group)
+
+    def takes_turns(self, rows: Rows) -> Bools | None:
+        turns: Bools = self._class[rows.index] == BATCH
+        return turns
+
+    def its_turn(self, step: int) -> bool:
+        return step % self.cadences[1] == 0
 
     def arrived(self, rows: Rows, now: float) -> None:
         cost = rows.work + rows.predicted
