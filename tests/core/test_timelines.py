@@ -5,6 +5,7 @@ A step takes one second, so that times are counted in steps.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -80,8 +81,8 @@ def test_no_block():
 
 
 def test_no_block_on_board():
-    """Both are on board with two blocks of four each and need a third one at the same time: there is one, and it goes to
-    the first. The second, which is not evicted since nobody gains by it, waits until the first has ended."""
+    """Both are on board with two blocks of four each and need a third one at the same time: there is one, and it goes
+    to the first. The second, which is not evicted since nobody gains by it, waits until the first has ended."""
     world = World(config(), num_blocks=5, block_size=4)
     world.add(0, prompt_len=7, max_tokens=5)
     world.add(1, prompt_len=7, max_tokens=3)
@@ -244,7 +245,7 @@ def check_timeline(end, arrival: float) -> None:
     if timeline:
         assert timeline[0].start == arrival
         assert timeline[-1].end == end.finished
-    for one, two in zip(timeline, timeline[1:], strict=False):
+    for one, two in itertools.pairwise(timeline):
         assert one.end == two.start
         assert (one.state, one.detail) != (two.state, two.detail)
         assert one.last_step < two.first_step

@@ -42,8 +42,8 @@ class State(IntEnum):
     WAIT_CADENCE = 9
     """In the queue, and it is not its class's turn."""
     WAIT_POLICY = 10
-    """Held back by the policy. In the queue: in order of arrival it would have its place by now, but the policy gave that
-    to one that came later. On board: it pauses for one of a better rank."""
+    """Held back by the policy. In the queue: in order of arrival it would have its place by now, but the policy gave
+    that to one that came later. On board: it pauses for one of a better rank."""
 
     @property
     def label(self) -> str:
@@ -242,4 +242,6 @@ class Accounting:
         for number, lane in enumerate(self._lanes):
             assert lane.size == np.count_nonzero(self.state == LANED + number), f"lane {number} is miscounted"
         assert len(self._joined) == sum(lane.size for lane in self._lanes), "a row of a lane is lost"
-        assert len(self._marks) == len(self._table) - np.count_nonzero(self._table.phase == ENDED), "marks are kept of nobody"
+        assert len(self._marks) == len(self._table) - np.count_nonzero(self._table.phase == ENDED), (
+            "marks are kept of nobody"
+        )

@@ -6,8 +6,8 @@ from collections import deque
 
 
 class ArrivalOrder:
-    """As many places as were given went, in order of arrival, to as many arrivals: whoever of these still waits was held
-    back by the policy, which gave the place to one that came later.
+    """As many places as have been given would, in order of arrival, have gone to as many arrivals: whoever of these
+    still waits was held back by the policy, which gave the place to one that came later.
 
     One number that only grows tells them apart, so that each request is looked at once. Who leaves the queue without a
     place, or passes another that does not fit, takes none from anybody.

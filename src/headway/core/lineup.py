@@ -200,6 +200,7 @@ class Lineup:
         shut = accounting.turns_wait and not self._strategies.policy.its_turn(self._table.step)
         accounting.queue_waits_for(state, now, detail, shut=shut)
         accounting.set_apart({row: self._refused[row] for row in self._refused if row in self._waiting}, now)
+        return None
 
 
 def _lowest(score: Floats, queue: Rows, count: int) -> Longs:

@@ -40,11 +40,10 @@ class Engine:
                     print(delta.text, end="")
 
     `created`: unix time of the start. `stats`: the engine's latest snapshot, a tenth of a second old at most while it
-    works. `scheduler_config`: how it schedules now, as `follow` or the watchdog left it; `num_alarms`: how often that had to
-    act. `error`: why the engine ended, None while it
-    lives. For metrics without a cost per token: `on_step` hooks get a StepTimes for each step that brought tokens;
-    `on_finished` hooks get the engine's account of each choice (with its state times) and the Choice itself, once the
-    engine has let go of it.
+    works. `scheduler_config`: how it schedules now, as `follow` or the watchdog left it; `num_alarms`: how often that
+    had to act. `error`: why the engine ended, None while it lives. For metrics without a cost per token:
+    `on_step` hooks get a StepTimes for each step that brought tokens; `on_finished` hooks get the engine's account of
+    each choice (with its state times) and the Choice itself, once the engine has let go of it.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, client: EngineClient, ready: Ready) -> None:

@@ -152,8 +152,11 @@ def describe(loop: EngineLoop) -> str:
         f"{len(scheduler.board.lingering)} kept by requests that have ended",
         f"  launched steps: {loop.num_in_flight}; asks again at {loop.wait_until:.3f} s",
         "  last steps (number, seconds ago, rows, tokens): "
-        + (", ".join(f"({n}, {now - at:.1f}, {rows:g}, {tokens:g})" for n, at, rows, tokens in loop.last_steps) or "none"),
-        "  requests (id, phase, state, seconds since arrival, prompt, known, computed, target, limit, blocks, launched):",
+        + (
+            ", ".join(f"({n}, {now - at:.1f}, {rows:g}, {tokens:g})" for n, at, rows, tokens in loop.last_steps)
+            or "none"
+        ),
+        "  requests (id, phase, state, seconds here, prompt, known, computed, target, limit, blocks, launched):",
     ]
     table = scheduler.table
     rows = np.concatenate([scheduler.running.rows, scheduler.waiting.rows])
@@ -163,7 +166,15 @@ def describe(loop: EngineLoop) -> str:
             lines.append(f"    row {row} is free")
             continue
         span = (scheduler.timeline(request.handle, now) or [None])[-1]
-        facts = (table.prompt_len, table.length, table.computed, table.target, table.limit, table.blocks, table.launched)
+        facts = (
+            table.prompt_len,
+            table.length,
+            table.computed,
+            table.target,
+            table.limit,
+            table.blocks,
+            table.launched,
+        )
         state = f"{span.state} {span.detail}".strip() if span else "-"
         lines.append(
             f"    {request.id}, {Phase(int(table.phase[row])).name.lower()}, {state}, {now - request.arrival:.1f}, "

@@ -103,6 +103,12 @@ class Exposition(Collector):
             "headway:batch_efficiency", "Rows in a step / max_batch_size, over all steps.", stats.batch_efficiency
         )
         yield gauge("headway:kv_fragmentation", "Unused tokens / tokens in held KV blocks.", stats.kv_fragmentation)
+        computed = stats.num_batched_tokens + stats.num_pad_tokens
+        yield gauge(
+            "headway:padding_waste",
+            "Padding / tokens computed, over all steps.",
+            stats.num_pad_tokens / computed if computed else 0.0,
+        )
         yield gauge("headway:fairness_index", "Jain's index of the tokens served to tenants.", NOT_YET)
         yield gauge("headway:step_time_error", "Mean relative error of predicted step times.", stats.step_time_error)
 
@@ -120,6 +126,11 @@ class Exposition(Collector):
             "headway:preemption_recomputed_tokens_total",
             "Tokens computed again after a preemption.",
             stats.num_recomputed_tokens,
+        )
+        yield counter(
+            "headway:watchdog_alarms_total",
+            "Times that nothing happened though requests waited.",
+            self.engine.num_alarms,
         )
         for name, text in (
             ("drafts", "Drafts."),

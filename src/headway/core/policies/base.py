@@ -35,8 +35,8 @@ class Policy(metaclass=ABCMeta):
         return None
 
     def takes_turns(self, rows: Rows) -> Bools | None:
-        """bool[n], of requests that have arrived: who is admitted, while others wait, only in steps that are `its_turn`.
-        None where nobody is. Only what people are told depends on it."""
+        """bool[n], of requests that have arrived: who is admitted, while others wait, only where it is `its_turn`. None
+        where nobody is. Only what people are told depends on it."""
         return None
 
     def its_turn(self, step: int) -> bool:
