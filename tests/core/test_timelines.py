@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from headway.core.accounting import State
 from headway.core.config import SchedulerConfig
 from headway.core.policies import POLICIES
 from headway.core.timeline import FIRST, MOST, Lane, Mark, note, spans, sums
@@ -222,6 +223,28 @@ def test_different_rows_of_the_queue_wait_for_different_things_at_one_time():
     world.drain()
 
 
+def test_one_that_is_held_out_of_the_queue_has_its_own_reason_and_takes_nobodys_place():
+    """One row. The second is taken out of the queue until second 4; the third gets the place that it does not want."""
+    world = World(config(max_batch_size=1, max_num_seqs=1))
+    for handle in range(3):
+        world.add(handle, prompt_len=4, max_tokens=3)
+    scheduler = world.scheduler
+    held = scheduler.table.row_of(1)
+    scheduler.waiting.discard(held)
+    scheduler.accounting.hold(held, State.WAIT_POLICY, world.clock(), "for a while")
+    for _ in range(4):
+        world.loop.step()
+    scheduler.waiting.add(held)
+    scheduler.accounting.release(held, world.clock())
+    world.drain()
+    assert story(world, 1)[:3] == [
+        ("wait_policy", 0, 4, 0, "for a while"),
+        ("wait_row", 4, 6, 0, "max_batch_size"),
+        ("prefill", 6, 7, 4, ""),
+    ]
+    assert story(world, 2)[0] == ("wait_row", 0, 3, 0, "max_batch_size")
+
+
 # -- whatever comes ---------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +273,8 @@ def check_timeline(end, arrival: float) -> None:
         assert (one.state, one.detail) != (two.state, two.detail)
         assert one.last_step < two.first_step
     assert all(span.end > span.start and span.tokens >= 0 for span in timeline)
-    assert all(span.tokens == 0 for span in timeline if span.state not in ("prefill", "decode", "several"))
+    computing = ("prefill", "decode", "several", "preempted")  # the last: by a step that was launched before
+    assert all(span.tokens == 0 for span in timeline if span.state not in computing)
     assert sum(end.state_times.values()) == pytest.approx(end.finished - arrival, abs=1e-9)
     assert sums(timeline) == end.state_times
 

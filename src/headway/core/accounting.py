@@ -2,8 +2,8 @@
 
 A row on board has a state of its own. Rows of the queue wait in lanes, one running clock for all of a lane, so that a
 hundred thousand of them cost nothing. Who was asked and could not come for a reason of its own stands apart from its
-lane until that changes. A row that is kept out of the queue, or comes back after it lost its place, has a state of its
-own as well: `enter` it.
+lane until that changes. A row that waits to come back after it lost its place has a state of its own as well (`enter`
+it), and so has one that is kept out of the queue (`hold` and `release` it).
 """
 
 from __future__ import annotations
@@ -133,6 +133,16 @@ class Accounting:
                 self._leave(row)
                 self._join(row, OVERTAKEN, now)
 
+    def hold(self, row: int, state: State, now: float, detail: str = "") -> None:
+        """Keeps a row that waits out of the queue, in a state of its own, until `release`."""
+        self._order.leave(row)
+        self.enter(np.array([row]), state, now, detail)
+
+    def release(self, row: int, now: float, *, takes_turns: bool = False) -> None:
+        """A row that was held joins the queue."""
+        self._order.join(row)
+        self._join(row, TURN if takes_turns else QUEUE, now)
+
     def regroup(self, rows: Longs, takes_turns: npt.NDArray[np.bool_], now: float) -> None:
         """Another policy: who of rows int64[n] takes turns from now on."""
         for row, takes in zip(rows.tolist(), takes_turns.tolist(), strict=True):
@@ -194,7 +204,7 @@ class Accounting:
             marks = marks.copy()
             for mark in self._lanes[int(self.state[row]) - LANED].marks(self._joined[row], self._served(row)):
                 note(marks, mark)
-        return spans(marks, Mark(now, 0, self._table.step if step is None else step, self._served(row)), (*LABELS,))
+        return spans(marks, Mark(now, 0, self._table.step if step is None else step, self._served(row)), LABELS)
 
     def end(self, row: int, now: float, step: int | None = None) -> list[Span]:
         """Its timeline; nothing is kept of it."""
@@ -216,6 +226,11 @@ class Accounting:
     def queue_detail(self) -> str:
         """Which limit."""
         return self._lanes[QUEUE].turn.detail
+
+    @property
+    def some_apart(self) -> bool:
+        """Some of the queue have a reason of their own."""
+        return bool(self._apart)
 
     @property
     def turns_wait(self) -> bool:

@@ -199,7 +199,8 @@ class Lineup:
         state, detail = self._verdict
         shut = accounting.turns_wait and not self._strategies.policy.its_turn(self._table.step)
         accounting.queue_waits_for(state, now, detail, shut=shut)
-        accounting.set_apart({row: self._refused[row] for row in self._refused if row in self._waiting}, now)
+        if self._refused or accounting.some_apart:
+            accounting.set_apart({row: why for row, why in self._refused.items() if row in self._waiting}, now)
         return None
 
 

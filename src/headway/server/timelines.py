@@ -125,12 +125,21 @@ def _story(begun: float, arrival: float, engine: list[Span], until: float) -> di
     """All of it, in seconds after `begun`. The engine may hear later than the client that an answer has ended (a stop
     string, a client that left): what it does after that is not the client's time."""
     spans = [Span(READING, begun, arrival, 0, -1, 0), *engine]
-    spans = [span._replace(end=min(span.end, until)) for span in spans if span.start < until]
+    spans = [_cut(span, until) for span in spans if span.start < until]
     return {
         "seconds": until - begun,
         "states": sums(spans),
         "timeline": [_shown(span, begun) for span in spans if span.end > span.start],
     }
+
+
+def _cut(span: Span, until: float) -> Span:
+    """The part of it that lies before `until`."""
+    if span.end <= until:
+        return span
+    share = (until - span.start) / (span.end - span.start)
+    times = span.times and {state: seconds * share for state, seconds in span.times.items()}
+    return span._replace(end=until, times=times)
 
 
 def _shown(span: Span, begun: float) -> dict[str, Any]:
