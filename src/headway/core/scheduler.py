@@ -343,13 +343,14 @@ class Scheduler:
         return batch
 
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
-        """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
+        """Rows of the step prefill until the token at their end is there (commit says so), and decode from then on."""
         table, accounting = self.table, self.accounting
         elsewhere = accounting.state[rows] != DECODE
         if not np.count_nonzero(elsewhere):
             return  # who decodes goes on decoding
         rows, starts = rows[elsewhere], starts[elsewhere]
         prefills = (starts < table.length[rows] - 1) | np.isnan(table.first_token[rows])
+        prefills |= accounting.state[rows] == PREFILL
         state = np.where(prefills, PREFILL, DECODE).astype(np.int8)
         accounting.enter(rows, state, now)
 
