@@ -162,7 +162,7 @@ class World:
             stop_token_ids=(EOS,),
             cache_salt=cache_salt,
             priority=handle % 3 if priority is None else priority,
-            request_class=request_class or ("", "batch")[handle % 2],
+            request_class=request_class,
         )
         self.loop.add(request)
         self.tokens[handle] = []

@@ -6,7 +6,7 @@ Both are bounded: what is too long is folded in its middle, where only the secon
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,7 +44,7 @@ class Mark(NamedTuple):
     step: int
     served: int
     detail: str = ""
-    times: Counter[int] | None = None
+    times: dict[int, float] | None = None
     """Seconds by state up to the next mark, where the state is SEVERAL."""
 
 
@@ -60,12 +60,14 @@ def note(marks: list[Mark], mark: Mark) -> None:
 
 
 def _fold(one: Mark, two: Mark, end: Mark) -> Mark:
-    times = _seconds(one, two.at) + _seconds(two, end.at)
+    times = _seconds(one, two.at)
+    for state, seconds in _seconds(two, end.at).items():
+        times[state] = times.get(state, 0.0) + seconds
     return Mark(one.at, SEVERAL, one.step, one.served, "", times)
 
 
-def _seconds(mark: Mark, until: float) -> Counter[int]:
-    return Counter(mark.times) if mark.times is not None else Counter({mark.state: until - mark.at})
+def _seconds(mark: Mark, until: float) -> dict[int, float]:
+    return dict(mark.times) if mark.times is not None else {mark.state: until - mark.at}
 
 
 def spans(marks: Sequence[Mark], end: Mark, labels: Sequence[str]) -> list[Span]:
@@ -74,11 +76,8 @@ def spans(marks: Sequence[Mark], end: Mark, labels: Sequence[str]) -> list[Span]
     for mark, after in zip(marks, [*marks[1:], end], strict=True):
         if after.at == mark.at and after.served == mark.served:
             continue
-        state, times = "several", None
-        if mark.times is None:
-            state = labels[mark.state]
-        else:
-            times = {labels[i]: seconds for i, seconds in mark.times.items()}
+        state = labels[mark.state] if mark.times is None else "several"
+        times = None if mark.times is None else {labels[i]: seconds for i, seconds in mark.times.items()}
         tokens = after.served - mark.served
         result.append(Span(state, mark.at, after.at, mark.step, after.step - 1, tokens, mark.detail, times))
     return result
@@ -135,7 +134,7 @@ class Lane:
         later = [turn for turn in self._recent if turn.number > first.number]
         begin = Mark(at, first.state, step, served, first.detail)
         if later and later[0].number > first.number + 1:
-            times = Counter({state: t - first.clock.get(state, 0.0) for state, t in later[0].clock.items()})
+            times = {state: t - first.clock.get(state, 0.0) for state, t in later[0].clock.items()}
             times[first.state] -= at - first.at
-            begin = Mark(at, SEVERAL, step, served, "", Counter({k: t for k, t in times.items() if t > 1e-12}))
+            begin = Mark(at, SEVERAL, step, served, "", {k: t for k, t in times.items() if t > 1e-12})
         return [begin, *(Mark(turn.at, turn.state, turn.step, served, turn.detail) for turn in later)]

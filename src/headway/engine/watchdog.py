@@ -165,7 +165,7 @@ def describe(loop: EngineLoop) -> str:
         if request is None:
             lines.append(f"    row {row} is free")
             continue
-        span = (scheduler.timeline(request.handle, now) or [None])[-1]
+        timeline = scheduler.timeline(request.handle, now)
         facts = (
             table.prompt_len,
             table.length,
@@ -175,7 +175,7 @@ def describe(loop: EngineLoop) -> str:
             table.blocks,
             table.launched,
         )
-        state = f"{span.state} {span.detail}".strip() if span else "-"
+        state = f"{timeline[-1].state} {timeline[-1].detail}".strip() if timeline else "-"
         lines.append(
             f"    {request.id}, {Phase(int(table.phase[row])).name.lower()}, {state}, {now - request.arrival:.1f}, "
             + ", ".join(str(int(column[row])) for column in facts)

@@ -8,9 +8,13 @@ from html import escape
 from rich import box
 from rich.table import Table
 
+from headway.core.accounting import LABELS, State
 from headway.lab.compare import Outcome
 
-LEAST = 0.005
+COMPUTED = (State.PREFILL.label, State.DECODE.label)
+ORDER = (*(label for label in LABELS if label not in COMPUTED), *COMPUTED)
+"""What was waited for, and then what was computed."""
+LEAST = 0.01
 """Share of the time below which, in all arms, a state has no column."""
 COSTS = ("frag", "gap", "again")
 LEGEND = (
@@ -32,7 +36,7 @@ def by_state(outcome: Outcome) -> dict[str, float]:
 def _cells(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     """Headings, and a line of cells for each arm."""
     shares = [by_state(outcome) for outcome in outcomes]
-    states = sorted({state for share in shares for state, value in share.items() if value >= LEAST})
+    states = [state for state in ORDER if any(share.get(state, 0.0) >= LEAST for share in shares)]
     lines = []
     for outcome, share in zip(outcomes, shares, strict=True):
         run = outcome.run
