@@ -255,8 +255,7 @@ def test_one_that_is_held_out_of_the_queue_has_its_own_reason_and_takes_nobodys_
 def test_timelines_have_no_gaps_and_sum_to_the_whole(config, plan):
     for policy in ("default", "priority", "classes"):
         world = World(replace(config, policy=policy), enough(plan, 12, 4), 4, max_model_len=40)
-        add = world.add
-        world.add = lambda handle, *args, **more: add(handle, *args, **more, request_class=CLASSES[handle % 2])
+        world.classes = CLASSES
         world.run(plan)
         for handle, (arrival, prompt_len, *_) in enumerate(plan):
             end = world.finished[handle]

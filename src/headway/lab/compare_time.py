@@ -48,7 +48,7 @@ def _cells(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
 def table(outcomes: Sequence[Outcome]) -> Table:
     """For a terminal."""
     headings, lines = _cells(outcomes)
-    made = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for i, heading in enumerate(headings):
         made.add_column(heading, justify="right" if i else "left", no_wrap=True)
     for line in lines:
