@@ -20,6 +20,7 @@ IDLE = EngineStats(
     num_running=0,
     num_waiting=0,
     waiting_by_reason={},
+    paused_by_reason={},
     queue_limit="",
     kv_usage=0.0,
     kv_fragmentation=0.0,
@@ -60,6 +61,8 @@ def test_the_line() -> None:
         "running 32 waiting 5 (row 3, blocks 2) | 412 tok/s out, 1.2k in"
         " | batch 78% kv 41% frag 12% pad 0% gap 3% preempted 0"
     )
+    paused = beat(paused_by_reason={"wait_policy": 2}).line(32)
+    assert paused.startswith("running 32 (policy 2) waiting 5 (row 3, blocks 2) |")
     lost = beat(num_preemptions=2, num_recomputed_tokens=1310, num_pad_tokens=1612).line(32)
     assert lost.endswith("pad 50% gap 3% preempted 2 (1.3k tokens again)")
     assert "batch - " in Beat.between(BUSY, BUSY, 0, 1.0).line(32)
@@ -129,7 +132,7 @@ def test_a_server_that_works_says_so_on_standard_error(tiny_model_dir: Path, sta
     assert bool(lines) == status_line
     for line in lines:
         assert re.fullmatch(
-            r"running \d+ waiting \d+.* \| [\d.k]+ tok/s out, [\d.k]+ in"
+            r"running \d+.* waiting \d+.* \| [\d.k]+ tok/s out, [\d.k]+ in"
             r" \| batch [\d%-]+ kv \d+% frag -?\d+% pad [\d%-]+ gap \d+% preempted 0",
             line,
         ), line

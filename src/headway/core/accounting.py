@@ -252,6 +252,11 @@ class Accounting:
                     counts[LABELS[state]] = counts.get(LABELS[state], 0) + count
         return counts
 
+    def paused(self, running: Longs) -> dict[str, int]:
+        """How many of the rows int64[n] on board wait for what."""
+        counts = np.bincount(self.state[running], minlength=len(State)).tolist()
+        return {LABELS[i]: count for i, count in enumerate(counts) if count and i not in (PREFILL, DECODE)}
+
     def check(self) -> None:
         """Raises AssertionError where lanes and rows do not add up."""
         for number, lane in enumerate(self._lanes):

@@ -514,6 +514,10 @@ class Scheduler:
         """How many requests of the queue wait for what."""
         return self.accounting.reasons(self.waiting.rows)
 
+    def paused_by_reason(self) -> dict[str, int]:
+        """How many requests on board wait for what."""
+        return self.accounting.paused(self.running.rows)
+
     def timeline(self, handle: int, now: float) -> list[Span] | None:
         """Where the time of a live request has gone up to now; None when there is no such request."""
         row = self.table.row_of(handle)

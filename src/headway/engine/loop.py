@@ -42,6 +42,8 @@ class LoopStats:
     num_running: int
     num_waiting: int
     waiting_by_reason: dict[str, int]
+    paused_by_reason: dict[str, int]
+    """Of those on board."""
     queue_limit: str
     """Which limit the head of the queue waits for, where its reason has several."""
     kv_usage: float
@@ -203,6 +205,7 @@ class EngineLoop:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             waiting_by_reason=scheduler.waiting_by_reason(),
+            paused_by_reason=scheduler.paused_by_reason(),
             queue_limit=scheduler.accounting.queue_detail,
             kv_usage=scheduler.pool.usage,
             kv_fragmentation=scheduler.kv_fragmentation,

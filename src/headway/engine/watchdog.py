@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headway.core.accounting import LABELS, LANED
 from headway.core.batch import StepEvents
 from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason
@@ -122,19 +121,13 @@ def reason(loop: EngineLoop, patience: float) -> str:
     scheduler = loop.scheduler
     waiting = ", ".join(f"{count} {name}" for name, count in scheduler.waiting_by_reason().items())
     detail = scheduler.accounting.queue_detail
-    board = [_doing(loop, int(row)) for row in scheduler.running.rows]
-    on_board = ", ".join(f"{board.count(name)} {name}" for name in sorted(set(board)))
+    on_board = ", ".join(f"{count} {name}" for name, count in scheduler.paused_by_reason().items())
     parts = [f"nothing was admitted or computed for {patience:g} s"]
     if waiting:
         parts.append(f"in the queue: {waiting}{f' ({detail})' if detail else ''}")
     if on_board:
         parts.append(f"on board: {on_board}")
     return "; ".join(parts)
-
-
-def _doing(loop: EngineLoop, row: int) -> str:
-    state = int(loop.scheduler.accounting.state[row])
-    return LABELS[state] if state < LANED else "queue"
 
 
 def describe(loop: EngineLoop) -> str:

@@ -91,6 +91,13 @@ class Exposition(Collector):
             "reason",
             reasons,
         )
+        yield self._labelled(
+            GaugeMetricFamily,
+            "headway:num_requests_paused_by_reason",
+            "Requests on board that get nothing in a step, by what they wait for.",
+            "reason",
+            {state.label: stats.paused_by_reason.get(state.label, 0) for state in _WAITS},
+        )
         yield gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held; 1 is all.", stats.kv_usage)
         info = GaugeMetricFamily(
             "vllm:cache_config_info",

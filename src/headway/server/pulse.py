@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -58,20 +58,22 @@ class Beat:
     def line(self, max_batch_size: int) -> str:
         """All of it, for a person."""
         stats, seconds = self.stats, self.seconds
-        reasons = ", ".join(
-            f"{_short(reason)} {count}"
-            for reason, count in sorted(stats.waiting_by_reason.items(), key=lambda r: -r[1])
-        )
-        waiting = f"waiting {stats.num_waiting}" + (f" ({reasons})" if reasons else "")
         lost = f" ({_count(self.lost)} tokens again)" if self.lost else ""
         return (
-            f"running {stats.num_running} {waiting}"
+            f"running {stats.num_running}{_reasons(stats.paused_by_reason)} "
+            f"waiting {stats.num_waiting}{_reasons(stats.waiting_by_reason)}"
             f" | {_count(self.generated / seconds)} tok/s out, "
             f"{_count(max(0, self.batched - self.generated) / seconds)} in"
             f" | batch {_share(self.rows, self.steps * max_batch_size)} kv {stats.kv_usage:.0%} "
             f"frag {stats.kv_fragmentation:.0%} pad {_share(self.padding, self.padding + self.batched)} "
             f"gap {min(1.0, self.gap / seconds):.0%} preempted {self.preempted}{lost}"
         )
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    """In brackets, the most frequent first."""
+    parts = [f"{_short(reason)} {count}" for reason, count in sorted(counts.items(), key=lambda pair: -pair[1])]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _short(reason: str) -> str:
