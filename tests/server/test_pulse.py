@@ -120,16 +120,16 @@ def test_the_same_advice_at_most_once_a_minute() -> None:
     assert len(told(LONG + int(SILENCE), **facts)) == 2
 
 
-@pytest.mark.parametrize("status_line", [True, False])
-def test_a_server_that_works_says_so_on_standard_error(tiny_model_dir: Path, status_line: bool) -> None:
-    server = Server(tiny_model_dir, step=0.02, settings=f"status_line={status_line}").wait_ready()
-    body = {"prompt": [5, 6, 7], "max_tokens": 120, "ignore_eos": True}
+def test_a_server_that_works_says_so_on_standard_error(tiny_model_dir: Path) -> None:
+    """It is silent by itself, as other tests see."""
+    server = Server(tiny_model_dir, step=0.02, settings="status_line=True").wait_ready()
+    body = {"prompt": [5, 6, 7], "max_tokens": 80, "ignore_eos": True}
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
     server.signal(signal.SIGTERM)
     status, errors = server.stop()
     assert status == 0
     lines = errors.splitlines()
-    assert bool(lines) == status_line
+    assert lines
     for line in lines:
         assert re.fullmatch(
             r"running \d+.* waiting \d+.* \| [\d.k]+ tok/s out, [\d.k]+ in"
