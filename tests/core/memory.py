@@ -145,6 +145,7 @@ class World:
     step_time: float = 1.0
     num_host_blocks: int = 0
     spare_slots: int = 0
+    classes: tuple[str, ...] = ("",)
     follow: tuple[SchedulerConfig, ...] = ()
     """Configurations that the scheduler is told to follow, another one after each step, again and again."""
 
@@ -186,6 +187,7 @@ class World:
         arrival: float | None = None,
         cache_salt: str = "",
         priority: int | None = None,
+        request_class: str | None = None,
     ):
         self.natural[handle] = natural
         request = Request(
@@ -197,6 +199,7 @@ class World:
             stop_token_ids=(EOS,),
             cache_salt=cache_salt,
             priority=handle % 3 if priority is None else priority,
+            request_class=self.classes[handle % len(self.classes)] if request_class is None else request_class,
         )
         self.loop.add(request)
         self.tokens[handle] = []

@@ -168,7 +168,7 @@ def test_a_high_one_pauses_a_low_one_where_rows_are_short():
     assert len(world.tokens[3]) == 0
     world.drain()
     assert [len(world.tokens[handle]) for handle in range(4)] == [20, 20, 3, 3]
-    assert world.finished[1].state_times["wait_row"] == 3.0
+    assert world.finished[1].state_times["wait_policy"] == 3.0
     assert world.scheduler.counters.num_preemptions == 0
 
 

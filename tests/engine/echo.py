@@ -12,6 +12,8 @@ import numpy as np
 
 from headway.core.batch import Admission, Batch, Logprobs, StepOutput
 from headway.core.errors import ModelError
+from headway.core.formation import Formation
+from headway.core.table import Rows
 from headway.engine.config import EngineConfig
 from headway.engine.loop import EngineLoop, make_scheduler
 from headway.engine.startup import Report
@@ -95,3 +97,17 @@ def sudden_end(config: EngineConfig, model_path: str, report: Report) -> EngineL
 def never_ready(config: EngineConfig, model_path: str, report: Report) -> EngineLoop:
     time.sleep(60)
     raise AssertionError
+
+
+class Shut(Formation):
+    """Lets nobody in."""
+
+    def may_join(self, queue: Rows, board: Rows, more: bool, now: float) -> int:
+        return 0
+
+
+def stuck(config: EngineConfig, model_path: str, report: Report) -> EngineLoop:
+    """A loop whose formation lets nobody in."""
+    loop = build_loop(config, model_path, report)
+    loop.scheduler.strategies.formation = Shut()
+    return loop

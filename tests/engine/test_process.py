@@ -344,3 +344,34 @@ def test_the_front_end_needs_no_torch() -> None:
     code = "import sys, headway.engine.api; print('torch' in sys.modules, 'transformers' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+# -- the watchdog -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_stuck_engine_gets_going_again(tiny_model_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nobody would ever be let in. After a while the requests are served, and the front end knows how."""
+    async with await start(tiny_model_dir, loop_factory="tests.engine.echo:stuck", watchdog_seconds=0.2) as engine:
+        assert engine.scheduler_config.batching == "inflight"
+        streams = [ask(engine) for _ in range(5)]
+        for stream in streams:
+            (delta,) = await stream.collect()
+            assert delta.token_ids == echo(PROMPT, 50)
+        assert engine.num_alarms == 1
+        assert engine.scheduler_config.batching == "continuous"
+    said = capfd.readouterr().err
+    assert "headway watchdog: nothing was admitted or computed for 0.2 s" in said
+    assert "strategies: Shut" in said
+
+
+async def test_timelines_of_live_requests_are_told(slow_engine: Engine) -> None:
+    stream = ask(slow_engine, max_tokens=1000)
+    await anext(stream)
+    handle = stream.choices[0].handle
+    timeline = await slow_engine.timeline(handle)
+    assert timeline is not None
+    assert timeline[0].start == stream.arrival
+    assert timeline[-1].state == "decode"
+    await stream.aclose()
+    await settled(slow_engine)
+    assert await slow_engine.timeline(handle) is None

@@ -51,12 +51,18 @@ def test_the_table_has_a_row_an_arm_and_a_class(comparison):
     console = Console(width=80, file=StringIO())
     console.print(render(comparison))
     text = console.file.getvalue()
-    lines = text.splitlines()
+    figures, _, times = text.partition("Where the time went")
+    lines = figures.splitlines()
     for outcome in comparison.outcomes:
         (line,) = [line for line in lines if line.strip().startswith(f"{outcome.arm.title}  ")]
         assert f"{outcome.run.output_throughput:,.1f}" in line
     assert sum(line.strip().startswith("realtime") for line in lines) == 3
     assert "…" not in text
+    for outcome in comparison.outcomes:
+        (line,) = [line for line in times.splitlines() if line.strip().startswith(f"{outcome.arm.title}  ")]
+        *shares, _, _, again = line.removeprefix(f" {outcome.arm.title}").split()
+        assert sum(float(share.rstrip("%")) for share in shares) == pytest.approx(100, abs=5)
+        assert again == f"{outcome.run.stats.num_recomputed_tokens:,}"
 
 
 def test_json_holds_samples_from_which_the_figures_follow(comparison, tmp_path):

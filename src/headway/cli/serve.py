@@ -32,6 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-seconds", type=nonnegative, default=10.0, metavar="S", help="for requests in flight when stopping"
     )
     group.add_argument("--event-log", metavar="FILE", help="write down all that drives the scheduler")
+    group.add_argument("--quiet", action="store_true", help="no line a second about what the server does")
+    group.add_argument(
+        "--watchdog-seconds", type=positive, metavar="S", help="wait without any progress before it acts (default 10)"
+    )
     add_engine_arguments(parser)
 
 
@@ -45,5 +49,6 @@ def run(args: argparse.Namespace) -> int:
         max_body_bytes=args.max_body_size,
         grace_seconds=args.grace_seconds,
         cors_origins=tuple(args.allowed_origin or "*"),
+        status_line=not args.quiet,
     )
     return serve(config, args.host, args.port, settings)

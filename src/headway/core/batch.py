@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headway.core.load import NOTHING, Load
 from headway.core.request import FinishReason, SamplingParams
+from headway.core.timeline import Span
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -162,7 +163,8 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a request, with where its time went: state name to seconds, summing to `finished - arrival`."""
+    """The end of a request, with where its time went: state name to seconds, summing to `finished - arrival`, and the
+    timeline that they are the sums of."""
 
     handle: int
     id: str
@@ -177,6 +179,7 @@ class Finished:
     finished: float
     state_times: dict[str, float]
     message: str = ""
+    timeline: list[Span] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
+from headway.core.batch import Bools, Ints
 from headway.core.policies import Policy
 from headway.core.table import Floats, Rows
 
@@ -40,6 +40,12 @@ class Clustered(Policy):
 
     def arrived(self, rows: Rows, now: float) -> None:
         self.policy.arrived(rows, now)
+
+    def takes_turns(self, rows: Rows) -> Bools | None:
+        return self.policy.takes_turns(rows)
+
+    def its_turn(self, step: int) -> bool:
+        return self.policy.its_turn(step)
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)

@@ -34,6 +34,8 @@ def replay(events: Iterable[Event], scheduler: Scheduler) -> list[Batch]:
             batches[-1] = in_flight[facts[0]] = scheduler.add_late(in_flight[facts[0]], now)
         elif kind == "no_more":
             scheduler.no_more(now)
+        elif kind == "unseat":
+            scheduler.unseat(now)
         elif kind == "follow":
             scheduler.follow(facts[0], now)
         elif kind == "commit":

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from headway.core.accounting import WAIT_ROW, Accounting, State
-from headway.core.batch import Batch, Ints, Longs, Wait
+from headway.core.accounting import WAIT_ROW, WAIT_STEP, Accounting, State
+from headway.core.batch import Batch, Bools, Ints, Longs, Wait
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.kv_cache import BlockEntries, join_entries
@@ -15,6 +15,8 @@ from headway.core.policies.base import in_order
 from headway.core.room import NOBODY, Room
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, Floats, RequestTable, Rows, RowSet
+
+OUTRANKED = "a better rank goes first"
 
 
 class Lineup:
@@ -36,6 +38,8 @@ class Lineup:
         self._room = room
         self._pool = board.pool
         self._accounting = accounting
+        self._verdict: tuple[State, str] = (WAIT_STEP, "")
+        self._refused: dict[int, tuple[State, str]] = {}
 
     def ready(self) -> Longs:
         """Rows on board that may be launched once more and still have something to compute."""
@@ -50,32 +54,39 @@ class Lineup:
         """
         if not len(self._waiting):
             return NOBODY, math.inf
-        most = self._openings(ready, limits, now)
-        burst_size = self._strategies.config.burst_size
-        if burst_size is not None:
-            most = min(most, burst_size - admitted)
+        self._refused.clear()
         queue = Rows(self._table, self._waiting.rows, now)
-        if most > self._board.vacant:
-            self._room.make_places(queue, most, now)
-        most = min(most, self._board.num_free)
+        most, limit = self._places(queue, ready, limits, admitted, now)
+        self._verdict = WAIT_ROW, limit
         if most <= 0:
-            self._accounting.queue_waits_for(WAIT_ROW, now)
             return NOBODY, math.inf
         seated = np.concatenate([self._board.running.rows, self._board.lingering.rows])
         allowed = self._strategies.formation.may_join(queue, Rows(self._table, seated, now), more, now)
         if isinstance(allowed, Wait):
-            self._accounting.queue_waits_for(State.WAIT_WINDOW, now)
+            self._verdict = State.WAIT_WINDOW, allowed.reason
             return NOBODY, allowed.until
         count = min(allowed, most)
-        if count < len(self._waiting):
-            self._accounting.queue_waits_for(WAIT_ROW, now)
+        if count >= len(self._waiting):
+            self._verdict = WAIT_STEP, ""
         leaders = self._leaders(queue, count, now)
         for row in map(int, leaders):
             self._board.look_up(row)
         joining = self._room.let_in(leaders, now)
         if len(joining) < len(leaders):
-            self._accounting.queue_waits_for(State.WAIT_BLOCKS, now)
+            self._refuse(leaders[~np.isin(leaders, joining)], State.WAIT_BLOCKS, "")
         return joining, math.inf
+
+    def _places(self, queue: Rows, ready: Longs, limits: StepLimits, admitted: int, now: float) -> tuple[int, str]:
+        """How many may be admitted, and the limit that says so. Whom the best of the queue outranks gives its place."""
+        bounds = [(self._openings(ready, limits, now), "max_batch_size")]
+        burst_size = self._strategies.config.burst_size
+        if burst_size is not None:
+            bounds.append((burst_size - admitted, "burst_size"))
+        most = min(bounds)[0]
+        if most > self._board.vacant:
+            self._room.make_places(queue, most, now)
+        bounds.append((self._board.num_free, "max_num_seqs"))
+        return min(bounds, key=lambda bound: bound[0])
 
     def _openings(self, ready: Longs, limits: StepLimits, now: float) -> int:
         """How many of the queue may hope for a place in the step: whom the best of it outranks may have to pause."""
@@ -123,9 +134,22 @@ class Lineup:
         rows = in_order(self._strategies.policy, Rows(table, np.concatenate([ready, joining]), now))
         tokens = self._grant(rows, limits, now)
         granted = tokens > 0
-        full = np.count_nonzero(granted) >= limits.rows
-        self.note_waits(rows[~granted], WAIT_ROW if full else State.WAIT_BUDGET, now)
+        if np.count_nonzero(granted) < len(rows):
+            self._note_ungranted(rows, granted, limits, now)
         return rows[granted], tokens[granted]
+
+    def _note_ungranted(self, rows: Longs, granted: Bools, limits: StepLimits, now: float) -> None:
+        """Some got no tokens: they pause for a better rank, or the step has no row or no token left."""
+        idle = rows[~granted]
+        ranks = self._strategies.policy.rank(Rows(self._table, rows, now))
+        if ranks is not None and np.count_nonzero(granted):
+            pauses = (ranks[~granted] > ranks[granted].min()) & (self._table.phase[idle] == RUNNING)
+            self.note_waits(idle[pauses], State.WAIT_POLICY, OUTRANKED, now)
+            idle = idle[~pauses]
+        if np.count_nonzero(granted) >= limits.rows:
+            self.note_waits(idle, WAIT_ROW, "max_batch_size", now)
+        else:
+            self.note_waits(idle, State.WAIT_BUDGET, self._strategies.budget_limit, now)
 
     def _grant(self, rows: Longs, limits: StepLimits, now: float) -> Ints:
         """Tokens for each: what the budget gives, one rank after the other."""
@@ -157,7 +181,7 @@ class Lineup:
         keep = boarded.copy()
         keep[boarded] = room.for_board(rows[boarded], need[boarded], now)
         pressed = np.count_nonzero(keep) < np.count_nonzero(boarded)
-        self.note_waits(rows[boarded & ~keep], State.WAIT_BLOCKS, now)
+        self.note_waits(rows[boarded & ~keep], State.WAIT_BLOCKS, "", now)
         joining = rows[~boarded]
         if len(joining):
             for row in map(int, joining):
@@ -166,7 +190,7 @@ class Lineup:
             fits, reserve = room.for_queue(joining, free, now)
             keep[~boarded] = fits
             need[~boarded] = np.maximum(need[~boarded], reserve - table.found[joining])
-            self.note_waits(joining[~fits], State.WAIT_BLOCKS, now)
+            self.note_waits(joining[~fits], State.WAIT_BLOCKS, "", now)
             joining = joining[fits]
         shared = [self._board.take(row) for row in map(int, joining)]
         for row in map(int, joining):
@@ -177,17 +201,35 @@ class Lineup:
             self._board.fetch(row)
         return rows, tokens, joining, entries
 
-    def note_waits(self, rows: Longs, state: State, now: float) -> None:
-        """These rows got nothing in this step: on board they wait for `state`, in the queue everybody does."""
+    def note_waits(self, rows: Longs, state: State, detail: str, now: float) -> None:
+        """These rows got nothing in this step, because of `state`."""
         if not len(rows):
             return
         table = self._table
         on_board = table.phase[rows] == RUNNING
         idle = rows[on_board & (table.launched[rows] == 0)]
         if len(idle):
-            self._accounting.enter(idle, state, now)
-        if not on_board.all():
-            self._accounting.queue_waits_for(state, now)
+            self._accounting.enter(idle, state, now, detail)
+        self._refuse(rows[~on_board], state, detail)
+
+    def _refuse(self, rows: Longs, state: State, detail: str) -> None:
+        """These of the queue were asked, but cannot come. Who stops the first of them stops all behind them."""
+        for row in rows.tolist():
+            if not self._refused:
+                self._verdict = state, detail
+            self._refused.setdefault(row, (state, detail))
+
+    def explain(self, now: float) -> None:
+        """Tells the accounting what those in the queue wait for."""
+        accounting = self._accounting
+        if not len(self._waiting):
+            return accounting.queue_waits_for(WAIT_STEP, now)
+        state, detail = self._verdict
+        shut = accounting.turns_wait and not self._strategies.policy.its_turn(self._table.step)
+        accounting.queue_waits_for(state, now, detail, shut=shut)
+        if self._refused or accounting.some_apart:
+            accounting.set_apart({row: why for row, why in self._refused.items() if row in self._waiting}, now)
+        return None
 
 
 def _lowest(score: Floats, queue: Rows, count: int) -> Longs:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import DECODE, PREFILL, WAIT_ROW, WAIT_STEP, Accounting, State
+from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
 from headway.core.batch import (
     NO_SWAPS,
     Batch,
@@ -34,7 +34,7 @@ from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
 from headway.core.decode_step import DecodeStep
 from headway.core.kv_cache import BlockEntries, BlockPool
-from headway.core.lineup import Lineup
+from headway.core.lineup import OUTRANKED, Lineup
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
 from headway.core.preemption import GUARDED_STEPS
@@ -45,11 +45,12 @@ from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
+from headway.core.timeline import Span, sums
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
 ("add_late", now, step_id), ("commit", now, step_id, output), ("fail", now, step_id, message), ("no_more", now),
-("follow", now, config)."""
+("follow", now, config), ("unseat", now)."""
 
 REFRESH_EVERY = 16
 """Steps after which the output lengths to expect of those on board are looked at again."""
@@ -96,7 +97,7 @@ class Scheduler:
         self.pool = pool
         self.max_model_len = max_model_len
         self.table = RequestTable()
-        self.accounting = Accounting(self.table.capacity)
+        self.accounting = Accounting(self.table)
         self.counters = Counters()
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
@@ -166,11 +167,14 @@ class Scheduler:
             limit = min(limit, prompt_len + request.params.max_tokens)
         self._check_fits(prompt_len, limit)
         row = self.table.add(request, limit, self.config.depth)
-        self.accounting.arrive(row, request.arrival, now)
+        self.table.step = self._step_id + 1
         self.waiting.add(row)
         self.board.look_up(row)  # so that policies see uncached work
         self.output_length.begin(self.table, np.array([row]))
-        self.strategies.policy.arrived(Rows(self.table, np.array([row]), now), now)
+        rows = Rows(self.table, np.array([row]), now)
+        self.strategies.policy.arrived(rows, now)
+        turns = self.strategies.policy.takes_turns(rows)
+        self.accounting.arrive(row, request.arrival, now, takes_turns=turns is not None and bool(turns[0]))
         self._more = True
         self.strategies.formation.arrived(request.arrival)
 
@@ -202,7 +206,10 @@ class Scheduler:
         if self.strategies.policy is not before:
             live = np.flatnonzero((self.table.phase != Phase.FREE) & (self.table.phase != ENDED))
             if len(live):
-                self.strategies.policy.arrived(Rows(self.table, live[np.argsort(self.table.seq[live])], now), now)
+                rows = Rows(self.table, live[np.argsort(self.table.seq[live])], now)
+                self.strategies.policy.arrived(rows, now)
+                turns = self.strategies.policy.takes_turns(rows)
+                self.accounting.regroup(rows.index, np.zeros(len(rows), np.bool_) if turns is None else turns, now)
         if not self.strategies.formation.lingers:
             self._dismiss_lingering()
 
@@ -231,6 +238,7 @@ class Scheduler:
         now: float,
         reason: FinishReason = FinishReason.ABORT,
         stop_token: int | None = None,
+        message: str = "",
     ) -> StepEvents | None:
         """Ends a request, wherever it is. Its blocks come back when no launched step touches them.
 
@@ -241,9 +249,20 @@ class Scheduler:
         row = self.table.row_of(handle)
         if row is None or self.table.phase[row] == ENDED:
             return None
-        finished = self._end(row, reason, now, stop_token=stop_token)
+        finished = self._end(row, reason, now, stop_token=stop_token, message=message)
         self._settle(np.array([row]), now)
         return StepEvents(self._step_id, now, NOBODY, NO_TOKENS, finished=[finished])
+
+    def unseat(self, now: float) -> int:
+        """All on board but the oldest lose their places and wait again: for when they keep each other from going on.
+        Returns how many."""
+        if self.log:
+            self.log(("unseat", now))
+        rows = self.board.running.rows
+        rows = rows[np.argsort(self.table.seq[rows])][1:]
+        for row in rows.tolist():
+            self._preempt(row, now)
+        return len(rows)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -303,6 +322,7 @@ class Scheduler:
             NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._more, now
         )
         if not len(joining):
+            self._lineup.explain(now)
             return batch
         late = self._form(batch.step_id, NOBODY, joining, StepLimits(rows, tokens, batch.load), now)
         return batch if late is None else merge(self._withdraw(batch, below, late, now), late)
@@ -322,15 +342,14 @@ class Scheduler:
         table.launched[paused] -= 1
         self.counters.num_batched_rows -= len(leave)
         self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
-        self._lineup.note_waits(paused[table.phase[paused] == RUNNING], WAIT_ROW, now)
+        self._lineup.note_waits(paused[table.phase[paused] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
         self._settle(paused, now)
         return without(batch, leave)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
         rows, tokens = self._lineup.share(ready, joining, limits, now)
         rows, tokens, admitted, entries = self._lineup.seat(rows, tokens, now)
-        if not len(self.waiting):
-            self.accounting.queue_waits_for(WAIT_STEP, now)
+        self._lineup.explain(now)
         return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
 
     def _stuck(self, ready: Longs) -> bool:
@@ -368,6 +387,7 @@ class Scheduler:
         self.strategies.policy.served(Rows(table, rows, now), tokens, now)
         if len(admitted):
             self._note_admitted(admitted, step_id)
+            self.accounting.boarded(admitted, now)
         counters.num_batched_rows += len(rows)
         lingering = self.board.lingering.rows
         if len(lingering):
@@ -419,16 +439,16 @@ class Scheduler:
         return swaps
 
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
-        """Rows of the step prefill until their first token is there (commit says so), and decode from then on."""
+        """Rows of the step prefill until the token at their end is there (commit says so), and decode from then on."""
         table, accounting = self.table, self.accounting
         elsewhere = accounting.state[rows] != DECODE
         if not np.count_nonzero(elsewhere):
             return  # who decodes goes on decoding
         rows, starts = rows[elsewhere], starts[elsewhere]
         prefills = (starts < table.length[rows] - 1) | np.isnan(table.first_token[rows])
+        prefills |= accounting.state[rows] == PREFILL
         state = np.where(prefills, PREFILL, DECODE).astype(np.int8)
-        changed = (accounting.state[rows] != state) | accounting.queued(rows)
-        accounting.enter(rows[changed], state[changed], now)
+        accounting.enter(rows, state, now)
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> StepEvents:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
@@ -458,7 +478,7 @@ class Scheduler:
                 logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
         if output.entropy:
             self._note_entropy(rows, live, output)
-        ends += self._append(heirs, tokens, now)
+        ends += self._append(heirs, tokens, batch.step_id, now)
         self._remember(batch)
         handles = table.handle[heirs]
         if ends or np.count_nonzero(phase == RUNNING) < len(rows):
@@ -481,7 +501,7 @@ class Scheduler:
         for i in (batch.num_tokens > 1).nonzero()[0]:
             self.board.remember(int(batch.rows[i]), int(ends[i]))
 
-    def _append(self, rows: Longs, tokens: Ints, now: float) -> list[Finished]:
+    def _append(self, rows: Longs, tokens: Ints, step_id: int, now: float) -> list[Finished]:
         """One new token for each of rows; returns the ends that follow from them."""
         table, accounting = self.table, self.accounting
         length = self.board.append(rows, tokens)
@@ -489,13 +509,13 @@ class Scheduler:
         if np.count_nonzero(elsewhere):
             fresh = rows[elsewhere]
             table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
-            accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now)
+            accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now, step=step_id + 1)
         stops = table.stops(rows, tokens)
         ended = (stops | (length >= table.limit[rows])).nonzero()[0]
         return [
-            self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]))
+            self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]), step_id=step_id)
             if stops[i]
-            else self._end(int(rows[i]), FinishReason.LENGTH, now)
+            else self._end(int(rows[i]), FinishReason.LENGTH, now, step_id=step_id)
             for i in ended
         ]
 
@@ -529,10 +549,18 @@ class Scheduler:
         return np.array(back, np.int64)
 
     def _end(
-        self, row: int, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
+        self,
+        row: int,
+        reason: FinishReason,
+        now: float,
+        *,
+        stop_token: int | None = None,
+        message: str = "",
+        step_id: int | None = None,
     ) -> Finished:
-        """Marks a row as ended; `_settle` frees it."""
+        """Marks a row as ended; `_settle` frees it. `step_id`: the step that ended it (None: the last one)."""
         table = self.table
+        timeline = self.accounting.end(row, now, 1 + (self._step_id if step_id is None else step_id))
         self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
         self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
         if table.phase[row] == RUNNING:
@@ -554,8 +582,9 @@ class Scheduler:
             arrival=float(table.arrival[row]),
             first_token=float(table.first_token[row]),
             finished=now,
-            state_times=self.accounting.times(row, now),
+            state_times=sums(timeline),
             message=message,
+            timeline=timeline,
         )
 
     def _settle(self, rows: Longs, now: float) -> None:
@@ -603,19 +632,23 @@ class Scheduler:
 
     def waiting_by_reason(self) -> dict[str, int]:
         """How many requests of the queue wait for what."""
-        rows = self.waiting.rows
-        fresh = int(np.count_nonzero(self.accounting.queued(rows)))
-        swapped = int(np.count_nonzero(self.accounting.state[rows] == State.SWAPPED))
-        reasons = {
-            State.PREEMPTED.label: len(rows) - fresh - swapped,
-            State.SWAPPED.label: swapped,
-            self.accounting.queue_state.label: fresh,
-        }
-        return {reason: count for reason, count in reasons.items() if count}
+        return self.accounting.reasons(self.waiting.rows)
+
+    def paused_by_reason(self) -> dict[str, int]:
+        """How many requests on board wait for what."""
+        return self.accounting.paused(self.running.rows)
+
+    def timeline(self, handle: int, now: float) -> list[Span] | None:
+        """Where the time of a live request has gone up to now; None when there is no such request."""
+        row = self.table.row_of(handle)
+        if row is None or self.table.phase[row] == ENDED:
+            return None
+        return self.accounting.timeline(row, now, self._step_id + 1)
 
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up. For tests and the watchdog."""
         self.pool.check()
         self.board.check()
+        self.accounting.check()
         waiting = np.flatnonzero(self.table.phase == Phase.WAITING)
         assert sorted(self.waiting.rows.tolist()) == waiting.tolist(), "the queue and the table differ"

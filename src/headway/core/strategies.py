@@ -74,6 +74,11 @@ class Strategies:
             _known("kv_reservation", RESERVATIONS, config.kv_reservation)(),
         )
 
+    @property
+    def budget_limit(self) -> str:
+        """The setting that bounds a step's tokens."""
+        return "tpot_slo" if isinstance(self.budget, LatencyBound) else "max_num_batched_tokens"
+
     def follow(self, config: SchedulerConfig, model: StepTimeModel) -> None:
         """From now on as `config` says. Formation and policy are kept, with all that they have learnt, where the
         configuration of them is the same. Raises ValueError as `of` does; nothing has changed then."""

@@ -12,9 +12,10 @@ from typing import Any, Self
 from headway.core.batch import Finished
 from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, RequestError, SamplingParams, Slo
+from headway.core.timeline import Span
 from headway.engine.client import EngineClient
 from headway.engine.config import EngineConfig
-from headway.engine.messages import Abort, Add, EngineStats, Ready, Refused, Step, handles_of, token_ids_of
+from headway.engine.messages import Abort, Add, Alarm, EngineStats, Ready, Refused, Step, handles_of, token_ids_of
 from headway.engine.resolve import resolve_model
 from headway.engine.router import NO_SLO, Router, StepTimes, Tags
 from headway.engine.startup import BUILD_LOOP, Model, Report, as_config, model_name, silent
@@ -39,10 +40,10 @@ class Engine:
                     print(delta.text, end="")
 
     `created`: unix time of the start. `stats`: the engine's latest snapshot, a tenth of a second old at most while it
-    works. `scheduler_config`: how it schedules now, as `follow` left it. `error`: why the engine ended, None while it
-    lives. For metrics without a cost per token: `on_step` hooks get a StepTimes for each step that brought tokens;
-    `on_finished` hooks get the engine's account of each choice (with its state times) and the Choice itself, once the
-    engine has let go of it.
+    works. `scheduler_config`: how it schedules now, as `follow` or the watchdog left it; `num_alarms`: how often that
+    had to act. `error`: why the engine ended, None while it lives. For metrics without a cost per token:
+    `on_step` hooks get a StepTimes for each step that brought tokens; `on_finished` hooks get the engine's account of
+    each choice (with its state times) and the Choice itself, once the engine has let go of it.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, client: EngineClient, ready: Ready) -> None:
@@ -53,6 +54,7 @@ class Engine:
         self.capacity = ready.capacity
         self.scheduler_config = replace(config.scheduler, max_num_seqs=ready.capacity.max_num_seqs)
         self.stats: EngineStats = ready.stats
+        self.num_alarms = 0
         self.error: EngineDead | None = None
         self._client = client
         self._router = Router(tokenizer, ready.capacity.max_model_len, self._abort)
@@ -193,6 +195,17 @@ class Engine:
             raise ValueError(followed.error)
         self.scheduler_config = config
 
+    async def timeline(self, handle: int) -> list[Span] | None:
+        """Where the time of a choice (by its handle) has gone so far, on the monotonic clock; None when the engine has
+        let go of it: its Finished has the whole.
+
+        Raises:
+            EngineDead: the engine has ended.
+        """
+        if self.error is not None:
+            raise EngineDead(str(self.error))
+        return (await self._client.trace(handle)).timeline
+
     async def close(self) -> None:
         """Ends every request and the engine process. Open streams raise EngineDead. May be called twice."""
         if self.error is None:
@@ -205,7 +218,11 @@ class Engine:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    def _receive(self, event: Step | Refused) -> None:
+    def _receive(self, event: Step | Refused | Alarm) -> None:
+        if isinstance(event, Alarm):
+            self.scheduler_config = event.config
+            self.num_alarms += 1
+            return
         if isinstance(event, Refused):
             self._router.refuse(event.handle, RequestError(event.message, param=event.param, code=event.code))
             return

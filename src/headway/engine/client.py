@@ -21,6 +21,7 @@ import zmq
 from headway.core.config import SchedulerConfig
 from headway.engine.config import EngineConfig
 from headway.engine.messages import (
+    Alarm,
     Command,
     Event,
     Fatal,
@@ -34,6 +35,8 @@ from headway.engine.messages import (
     Refused,
     Shutdown,
     Step,
+    Trace,
+    Traced,
     encoder,
     event_decoder,
     has_message,
@@ -60,7 +63,7 @@ class EngineClient:
     def __init__(self, report: Report) -> None:
         self._loop = asyncio.get_running_loop()
         self._report = report
-        self._on_event: Callable[[Step | Refused], None] = _nobody
+        self._on_event: Callable[[Step | Refused | Alarm], None] = _nobody
         self._on_dead: Callable[[EngineDead], None] = _nobody
         self._outbox: list[Command] = []
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
@@ -105,7 +108,7 @@ class EngineClient:
         self._watch(self._process)
         return await self._ready
 
-    def attach(self, on_event: Callable[[Step | Refused], None], on_dead: Callable[[EngineDead], None]) -> None:
+    def attach(self, on_event: Callable[[Step | Refused | Alarm], None], on_dead: Callable[[EngineDead], None]) -> None:
         """Who gets the events, and why the engine ended: at once if it has, never once it was closed."""
         self._on_event = on_event
         self._on_dead = on_dead
@@ -142,6 +145,11 @@ class EngineClient:
         followed: Followed = await self._ask(lambda number: Follow(number, config))
         return followed
 
+    async def trace(self, handle: int) -> Traced:
+        """Raises EngineDead where it has ended."""
+        traced: Traced = await self._ask(lambda number: Trace(number, handle))
+        return traced
+
     async def _ask(self, command: Callable[[int], Command]) -> Any:
         """Sends a command that has a number, and waits for the answer that has the same."""
         number = next(self._numbers)
@@ -162,9 +170,9 @@ class EngineClient:
 
     def _dispatch(self, event: Event) -> None:
         match event:
-            case Step() | Refused():
+            case Step() | Refused() | Alarm():
                 self._on_event(event)
-            case Pong() | Followed():
+            case Pong() | Followed() | Traced():
                 if (answer := self._answers.get(event.number)) is not None and not answer.done():
                     answer.set_result(event)
             case Line():

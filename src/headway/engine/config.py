@@ -14,6 +14,7 @@ class EngineConfig:
 
     `model`: None or "smollm2" (the embedded one), a folder in Hugging Face layout, or a .gguf file. `max_waiting`:
     requests that may wait before new ones are refused. `event_log`: a file that receives all that drove the scheduler.
+    `watchdog_seconds`: how long requests may wait while nothing happens before the watchdog acts (None: for ever).
     The other fields are those of ExecutorConfig and SchedulerConfig.
     """
 
@@ -30,4 +31,5 @@ class EngineConfig:
     threads: int | None = None
     max_waiting: int = 4096
     event_log: str | None = None
+    watchdog_seconds: float | None = 10.0
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

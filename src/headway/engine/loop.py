@@ -17,6 +17,7 @@ from headway.core.batch import Batch, StepEvents, Wait
 from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
+from headway.core.timeline import Span
 from headway.engine.config import EngineConfig
 from headway.engine.event_log import EventLog
 from headway.executors import make_executor
@@ -32,6 +33,8 @@ LOOK_WITHIN = 0.001, 0.01
 SPARE_SLOTS = 8
 """Requests that may take the places of others while those are still in a launched step."""
 
+LAST_STEPS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class LoopStats:
@@ -41,6 +44,10 @@ class LoopStats:
     num_running: int
     num_waiting: int
     waiting_by_reason: dict[str, int]
+    paused_by_reason: dict[str, int]
+    """Of those on board."""
+    queue_limit: str
+    """Which limit the head of the queue waits for, where its reason has several."""
     kv_usage: float
     host_kv_usage: float
     kv_fragmentation: float
@@ -74,6 +81,8 @@ class EngineLoop:
         self.event_log = event_log
         self.scheduler.log = event_log or scheduler.log
         self.wait_until = math.inf
+        self.last_steps: deque[tuple[int, float, float, float]] = deque(maxlen=LAST_STEPS)
+        """Of the steps launched last: number, time, rows, tokens."""
         self._in_flight: deque[tuple[Batch, Any, float]] = deque()
         self._prepared: Batch | None = None
         self._launch_at = -math.inf
@@ -100,6 +109,10 @@ class EngineLoop:
     ) -> StepEvents | None:
         """Ends a request; None when it has ended already."""
         return self.scheduler.abort(handle, self.clock(), reason, stop_token)
+
+    def timeline(self, handle: int) -> list[Span] | None:
+        """Where the time of a live request has gone so far; None when there is no such request."""
+        return self.scheduler.timeline(handle, self.clock())
 
     def step(self) -> StepEvents | None:
         """Launches what may be launched, collects the oldest step and commits it.
@@ -161,6 +174,7 @@ class EngineLoop:
         if self._idle_since is not None:
             self._host_gap += now - self._idle_since
             self._idle_since = None
+        self.last_steps.append((batch.step_id, now, batch.load.rows, batch.load.tokens))
         self._in_flight.append((batch, self.executor.launch(batch), now))
         took = self.clock() - (self._launch_at if held else now)
         self._host_time = max(took, 0.99 * self._host_time)
@@ -181,6 +195,11 @@ class EngineLoop:
         return self._prepared is not None
 
     @property
+    def num_in_flight(self) -> int:
+        """Steps that are launched."""
+        return len(self._in_flight)
+
+    @property
     def idle(self) -> bool:
         """Nothing waits, runs or is launched."""
         return not (self._prepared or self._in_flight or len(self.scheduler.table))
@@ -191,6 +210,8 @@ class EngineLoop:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             waiting_by_reason=scheduler.waiting_by_reason(),
+            paused_by_reason=scheduler.paused_by_reason(),
+            queue_limit=scheduler.accounting.queue_detail,
             kv_usage=scheduler.pool.usage,
             host_kv_usage=scheduler.host.usage,
             kv_fragmentation=scheduler.kv_fragmentation,

@@ -12,6 +12,7 @@ from msgspec import Struct, msgpack
 from headway.core.batch import Finished, Logprobs, StepEvents
 from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason, Request
+from headway.core.timeline import Span
 from headway.engine.config import EngineConfig
 from headway.engine.loop import LoopStats
 from headway.executors.base import Capacity
@@ -58,6 +59,13 @@ class Follow(Struct, frozen=True, array_like=True, tag=4):
 
     number: int
     config: SchedulerConfig
+
+
+class Trace(Struct, frozen=True, array_like=True, tag=5):
+    """Say where the time of this request has gone so far; answer with a Traced of this number."""
+
+    number: int
+    handle: int
 
 
 class Shutdown(Struct, frozen=True, array_like=True, tag=3):
@@ -113,14 +121,28 @@ class Followed(Struct, frozen=True, array_like=True, tag=16):
     error: str | None
 
 
+class Traced(Struct, frozen=True, array_like=True, tag=17):
+    """The answer to Trace `number`; None where no such request is live."""
+
+    number: int
+    timeline: list[Span] | None
+
+
+class Alarm(Struct, frozen=True, array_like=True, tag=18):
+    """The watchdog had to act; what it said, and how requests are scheduled now."""
+
+    line: str
+    config: SchedulerConfig
+
+
 class Fatal(Struct, frozen=True, array_like=True, tag=15):
     """The engine has ended; why, in one line."""
 
     message: str
 
 
-Command = Add | Abort | Ping | Follow | Shutdown
-Event = Line | Ready | Step | Refused | Pong | Followed | Fatal
+Command = Add | Abort | Ping | Follow | Trace | Shutdown
+Event = Line | Ready | Step | Refused | Pong | Followed | Traced | Alarm | Fatal
 
 encoder = msgpack.Encoder()
 command_decoder = msgpack.Decoder(list[Command])

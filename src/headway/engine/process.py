@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -26,6 +27,7 @@ from headway.core.request import RequestError
 from headway.engine.messages import (
     Abort,
     Add,
+    Alarm,
     Command,
     EngineStats,
     Event,
@@ -40,12 +42,15 @@ from headway.engine.messages import (
     Refused,
     Shutdown,
     Step,
+    Trace,
+    Traced,
     command_decoder,
     encoder,
     has_message,
     to_step,
 )
 from headway.engine.startup import make_loop
+from headway.engine.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from headway.engine.loop import EngineLoop
@@ -70,6 +75,7 @@ class EngineServer:
         self._commands = self._connect(zmq.PULL, launch.commands)
         self._events = self._connect(zmq.PUSH, launch.events)
         self._loop: EngineLoop
+        self._watchdog: Watchdog
         self._stopping = False
         self._terminated = False
         self._ended: list[Finished] = []  # by aborts, since the last message
@@ -96,6 +102,7 @@ class EngineServer:
             return self._send(Fatal(_one_line(error)))
         try:
             self._stop_on_sigterm()
+            self._watchdog = Watchdog(self._loop, launch.config.watchdog_seconds or math.inf)
             self._send(Ready(self._loop.executor.capacity(), self._loop.stats()))
             self._serve()
             if self._terminated:
@@ -154,6 +161,9 @@ class EngineServer:
                 self._send(Pong(number, self._loop.stats()))
             case Follow(number, config):
                 self._send(Followed(number, self._follow(config)))
+            case Trace(number, handle):
+                self._send_ends()
+                self._send(Traced(number, self._loop.timeline(handle)))
             case Shutdown():
                 self._stopping = True
 
@@ -189,11 +199,24 @@ class EngineServer:
             self._send_ends(self._loop.stats())
             self._news = False
         self._send_ends()
-        seconds = self._loop.wait_until - self._loop.clock()
+        if self._watch():
+            return
+        seconds = min(self._loop.wait_until, self._watchdog.due) - self._loop.clock()
         if 0 < seconds < POLL_RESOLUTION:
             time.sleep(seconds)
         else:
             self._poller.poll(None if seconds == math.inf else max(0, int(seconds * 1000)))
+
+    def _watch(self) -> bool:
+        """Whether the watchdog has done something, so that there may be work again."""
+        alarm = self._watchdog.look()
+        if alarm is None:
+            return False
+        print(f"{alarm.dump}\nheadway watchdog: {alarm.line}", file=sys.stderr, flush=True)
+        self._send(Alarm(alarm.line, self._loop.scheduler.config))
+        self._ended += alarm.ended.finished if alarm.ended is not None else []
+        self._news = True
+        return True
 
 
 def _one_line(error: Exception) -> str:

@@ -180,9 +180,12 @@ class Outcome:
                 "busy": run.busy,
                 "utilisation": run.utilisation,
                 "duration": run.duration,
+                "kv_fragmentation": run.kv_fragmentation,
+                "host_gap": run.host_gap,
             },
             "by_class": {name: asdict(figures) for name, figures in self.by_class().items()},
             "stats": asdict(run.stats),
+            "state_times": [one.state_times for one in run.served],
             "samples": [sample(one) for one in run.served],
         }
 

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from headway.lab import charts
+from headway.lab import charts, compare_time
 from headway.lab.charts import Marks, Row
 from headway.lab.compare import Figures, Outcome, classes
 
@@ -57,7 +57,9 @@ def render(comparison: Comparison) -> RenderableType:
                 for name, figures in outcome.by_class().items():
                     table.add_row(f"    {name}", *_cells(figures), style="dim")
     title = Text(f"{comparison.model}: {comparison.workload}", "bold")
-    return Group(title, table, *(Text(line, "dim") for line in _notes(comparison)))
+    where = Text("Where the time went", "bold")
+    spent = compare_time.table(comparison.outcomes)
+    return Group(title, table, where, spent, *(Text(line, "dim") for line in _notes(comparison)))
 
 
 def _cells(figures: Figures) -> list[str]:
@@ -80,6 +82,7 @@ def _notes(comparison: Comparison) -> list[str]:
     lines = [
         "Seconds from arrival. Batch: rows in a step / most rows. Waste: padding and what was computed again.",
         "Used: the share of time in which the device computed wanted tokens.",
+        compare_time.LEGEND,
     ]
     if comparison.capacity:
         lines.append(
@@ -168,6 +171,7 @@ def page(comparison: Comparison) -> str:
         cards=_cards(comparison),
         body=body,
         table=_table(comparison),
+        spent=compare_time.html(outcomes),
         notes="".join(f"<p>{escape(line)}</p>" for line in [*_notes(comparison), _machine(comparison)]),
         style=STYLE,
     )
@@ -255,6 +259,7 @@ PAGE = """<!doctype html>
 </header>
 {body}
 <section><h2>All figures</h2><div class="scroll">{table}</div></section>
+<section><h2>Where the time went</h2><div class="scroll">{spent}</div></section>
 <footer>{notes}</footer>
 </main>
 </body>

@@ -20,6 +20,8 @@ from headway.lab.traffic import Arrival
 
 EOS = -2
 """Ends a request by itself. It is no real token: where tokens are not invented, the driver says when a request ends."""
+SAMPLE_EVERY = 16
+"""Steps between two looks at the fragmentation of the KV blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Run:
     two tokens of a request (`itl` float64[k] seconds, `itl_of` int64[k], whose it is).
 
     `duration`: seconds until the last request ended; `drained`: until the device had nothing left to compute.
+    `kv_fragmentation`: the mean of what it was every SAMPLE_EVERY steps.
     """
 
     served: list[Served]
@@ -68,6 +71,7 @@ class Run:
     drained: float
     itl: Floats
     itl_of: Longs
+    kv_fragmentation: float = 0.0
 
     def of_class(self, name: str) -> Run:
         """The same run, with the requests and gaps of one class only; the totals stay those of all."""
@@ -114,6 +118,11 @@ class Run:
         return 1.0 - useful / computed if computed else 0.0
 
     @property
+    def host_gap(self) -> float:
+        """The share of the run in which there was work but no step was computed."""
+        return self.stats.host_gap / self.drained if self.drained else 0.0
+
+    @property
     def busy(self) -> float:
         """The share of the run in which the device computed."""
         return self.stats.device_time / self.drained if self.drained else 0.0
@@ -147,6 +156,7 @@ class Driver:
     _last: Floats = field(default_factory=lambda: np.zeros(0))
     _left: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
     _gaps: list[tuple[Floats, Longs]] = field(default_factory=list)
+    _fragmentation: list[float] = field(default_factory=list)
 
     def run(self) -> Run:
         """Serves all of the traffic to its end.
@@ -208,6 +218,8 @@ class Driver:
         )
 
     def _note(self, events: StepEvents) -> None:
+        if events.step_id % SAMPLE_EVERY == 0 and len(self.loop.scheduler.running):
+            self._fragmentation.append(self.loop.scheduler.kv_fragmentation)
         handles = events.handles
         if len(handles):
             gaps = events.now - self._last[handles]
@@ -232,7 +244,8 @@ class Driver:
         gaps = [np.concatenate(part) for part in zip(*self._gaps, strict=True)] or [np.zeros(0), np.zeros(0, np.int64)]
         duration = max((one.finished for one in served), default=0.0)
         drained = self.loop.clock() - self._start
-        return Run(served, self.loop.stats(), duration, drained, gaps[0], gaps[1])
+        fragmentation = float(np.mean(self._fragmentation)) if self._fragmentation else 0.0
+        return Run(served, self.loop.stats(), duration, drained, gaps[0], gaps[1], fragmentation)
 
     def _served(self, index: int) -> Served:
         end = self._finished[index]

@@ -15,7 +15,8 @@ _EXPOSED = "x-request-id, openai-processing-ms, retry-after, x-should-retry"
 
 
 class Envelope:
-    """Adds the common headers and answers CORS preflights; handlers find the id in `request.state.request_id`."""
+    """Adds the common headers and answers CORS preflights; handlers find the id in `request.state.request_id`,
+    and in `begun` when the request came. What they leave in `at_end` is called when the answer has been written."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
         self.app = app
@@ -25,16 +26,17 @@ class Envelope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        begun = time.perf_counter()
+        begun = time.monotonic()
         request = Headers(scope=scope)
         request_id = _request_id(request.get("x-request-id", ""))
-        scope.setdefault("state", {}).update(request_id=request_id, direct_send=send)
+        state = scope.setdefault("state", {})
+        state.update(request_id=request_id, direct_send=send, begun=begun)
 
         async def send_enveloped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
-                headers["openai-processing-ms"] = str(round((time.perf_counter() - begun) * 1000))
+                headers["openai-processing-ms"] = str(round((time.monotonic() - begun) * 1000))
                 self._allow_origin(request, headers)
             await send(message)
 
@@ -42,7 +44,11 @@ class Envelope:
             await send_enveloped({"type": "http.response.start", "status": 204, "headers": _preflight(request)})
             await send_enveloped({"type": "http.response.body", "body": b""})
             return
-        await self.app(scope, receive, send_enveloped)
+        try:
+            await self.app(scope, receive, send_enveloped)
+        finally:
+            if (at_end := state.get("at_end")) is not None:
+                at_end(time.monotonic())
 
     def _allow_origin(self, request: Headers, headers: MutableHeaders) -> None:
         origin = request.get("origin")

@@ -91,6 +91,13 @@ class Exposition(Collector):
             "reason",
             reasons,
         )
+        yield self._labelled(
+            GaugeMetricFamily,
+            "headway:num_requests_paused_by_reason",
+            "Requests on board that get nothing in a step, by what they wait for.",
+            "reason",
+            {state.label: stats.paused_by_reason.get(state.label, 0) for state in _WAITS},
+        )
         yield gauge("vllm:kv_cache_usage_perc", "Share of the KV blocks that are held; 1 is all.", stats.kv_usage)
         yield gauge("vllm:cpu_cache_usage_perc", "Share of the host's KV blocks that are held.", stats.host_kv_usage)
         info = GaugeMetricFamily(
@@ -104,6 +111,12 @@ class Exposition(Collector):
             "headway:batch_efficiency", "Rows in a step / max_batch_size, over all steps.", stats.batch_efficiency
         )
         yield gauge("headway:kv_fragmentation", "Unused tokens / tokens in held KV blocks.", stats.kv_fragmentation)
+        computed = stats.num_batched_tokens + stats.num_pad_tokens
+        yield gauge(
+            "headway:padding_waste",
+            "Padding / tokens computed, over all steps.",
+            stats.num_pad_tokens / computed if computed else 0.0,
+        )
         yield gauge("headway:fairness_index", "Jain's index of the tokens served to tenants.", NOT_YET)
         yield gauge("headway:step_time_error", "Mean relative error of predicted step times.", stats.step_time_error)
 
@@ -127,6 +140,11 @@ class Exposition(Collector):
             "headway:swapped_blocks_total",
             "KV blocks copied to the host's memory and back.",
             stats.num_swapped_blocks,
+        )
+        yield counter(
+            "headway:watchdog_alarms_total",
+            "Times that nothing happened though requests waited.",
+            self.engine.num_alarms,
         )
         for name, text in (
             ("drafts", "Drafts."),

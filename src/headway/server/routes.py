@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +20,7 @@ from headway.server.body import parse, read_body
 from headway.server.chat import ChatAnswer
 from headway.server.completion import CompletionAnswer
 from headway.server.delivery import EventStream, collect
+from headway.server.errors import ApiError
 from headway.server.params import chat_params, completion_params, refuse_unsupported, request_name, terms
 from headway.server.protocol import (
     ChatRequest,
@@ -29,6 +31,7 @@ from headway.server.protocol import (
     TokenizeRequest,
 )
 from headway.server.service import Service
+from headway.server.timelines import KEPT
 from headway.server.wire import dump
 
 router = APIRouter()
@@ -110,8 +113,10 @@ def _wants(body: Generate, *, logprobs: bool) -> Wants:
 
 
 async def _deliver(request: Request, body: Generate, answer: Answer) -> Response:
+    service = _service(request)
+    visit = service.timelines.open(answer.identity.id, request.state.begun, answer.streams)
+    request.state.at_end = partial(service.timelines.close, visit)
     if body.stream:
-        service = _service(request)
         return EventStream(answer, service.outbox, service.settings.ping_seconds)
     whole = answer.whole(await collect(answer.streams, request.receive))
     return Response(whole, media_type="application/json")
@@ -209,6 +214,16 @@ async def load(request: Request) -> Response:
             "kv_cache_usage": stats.kv_usage,
         }
     )
+
+
+@router.get("/v1/requests/{id:path}/timeline")
+async def timeline(request: Request, id: str) -> Response:
+    """Where the time of an answer went; `id` is the answer's, under way or ended lately. In seconds."""
+    service = _service(request)
+    shown = await service.timelines.show(id, service.engine)
+    if shown is None:
+        raise ApiError(404, f"There is no answer {id!r} under way or among the latest {KEPT}.", param="id")
+    return _json(shown)
 
 
 @router.get("/metrics")

@@ -8,6 +8,7 @@ import gc
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 
 import uvicorn
@@ -17,6 +18,7 @@ from headway.engine.api import Engine, EngineConfig, EngineDead
 from headway.engine.startup import BUILD_LOOP
 from headway.server.app import create_app
 from headway.server.listen import ListenError, listen
+from headway.server.pulse import Pulse
 from headway.server.settings import ServerSettings
 
 try:
@@ -27,7 +29,7 @@ except ImportError:  # not made for every platform
 STOP_SECONDS = 3
 """What answers get to be written to their end after the engine has been closed."""
 LOOK_SECONDS = 1.0
-"""How often the server looks whether its engine lives."""
+"""How often the server looks whether its engine lives, and says what it does."""
 
 
 def serve(
@@ -57,6 +59,10 @@ def _failed(why: str) -> int:
     return 1
 
 
+def _write(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: what a signal means is decided below."""
 
@@ -72,6 +78,7 @@ class _Serving:
         self._config = config
         self._sockets = sockets
         self._grace = settings.grace_seconds
+        self._status_line = settings.status_line
         self._app = create_app(settings=settings)
         self._service = self._app.state.service
         self._http = _Server(
@@ -129,12 +136,15 @@ class _Serving:
 
     async def _until_stopped(self, engine: Engine) -> None:
         told = False
+        pulse = Pulse(engine, self._service.tally, _write, time.monotonic()) if self._status_line else None
         while not self._stop.is_set():
             if engine.error is not None and not told:
                 told = True
                 print(f"headway serve: {engine.error}; answering 503 until restarted", file=sys.stderr, flush=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), LOOK_SECONDS)
+            if pulse is not None:
+                pulse.beat(time.monotonic())
 
     async def _end(self, http: asyncio.Task[None], engine: Engine | None) -> None:
         """Accepts no more, lets answers go on for the grace time or until hurried, cuts the rest off."""

@@ -13,6 +13,7 @@ from headway.server.outbox import Outbox
 from headway.server.prompts import Prompt, PromptReader
 from headway.server.settings import ServerSettings
 from headway.server.tally import Tally
+from headway.server.timelines import Timelines
 
 if TYPE_CHECKING:
     from headway.engine.api import Engine, Stream
@@ -27,6 +28,7 @@ class Service:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.tally = Tally()
+        self.timelines = Timelines()
         self.outbox = Outbox()
         self.stopping = False
         self._engine: Engine | None = None
@@ -39,6 +41,7 @@ class Service:
         self._exposition = Exposition(engine, self.tally)
         engine.on_step.append(self.tally.step)
         engine.on_finished.append(self.tally.finish)
+        engine.on_finished.append(self.timelines.note)
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,8 @@ class ServerSettings:
 
     `max_body_bytes`: a larger request body is refused with 413. `ping_seconds`: a stream that was silent for so long
     gets a comment, so that proxies keep it open. `grace_seconds`: how long requests in flight may go on after SIGTERM.
-    `keep_alive_seconds`: how long an idle connection stays open. `cors_origins`: origins whose pages may read answers.
+    `keep_alive_seconds`: how long an idle connection stays open. `status_line`: whether a line a second on standard
+    error says what the server does while it has work. `cors_origins`: origins whose pages may read answers.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -20,3 +21,4 @@ class ServerSettings:
     grace_seconds: float = 10.0
     keep_alive_seconds: int = 75
     cors_origins: Sequence[str] = ("*",)
+    status_line: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints, Longs
+from headway.core.batch import Bools, Ints, Longs
 from headway.core.policies.base import Policy, reaching
 from headway.core.table import Floats, Rows
 
@@ -54,6 +54,12 @@ class Aged(Policy):
     def rank(self, rows: Rows) -> Ints | None:
         rank = self.policy.rank(rows)
         return None if rank is None else np.where(rows.seq <= self._due, np.iinfo(np.int32).min, rank)
+
+    def takes_turns(self, rows: Rows) -> Bools | None:
+        return self.policy.takes_turns(rows)
+
+    def its_turn(self, step: int) -> bool:
+        return self.policy.its_turn(step)
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from headway.core.batch import Ints, Longs
+from headway.core.batch import Bools, Ints, Longs
 from headway.core.table import Floats, Rows
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
@@ -33,6 +33,15 @@ class Policy(metaclass=ABCMeta):
         """int32[n]: who has a lower one gets rows and tokens of a step before all others, even before those of a higher
         one who decode already: they pause. None where the policy knows no ranks."""
         return None
+
+    def takes_turns(self, rows: Rows) -> Bools | None:
+        """bool[n], of requests that have arrived: who is admitted, while others wait, only where it is `its_turn`. None
+        where nobody is. Only what people are told depends on it."""
+        return None
+
+    def its_turn(self, step: int) -> bool:
+        """Whether those who take turns may be admitted in this step."""
+        return True
 
     def arrived(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
         """Requests have joined the queue for the first time. Rows are reused: what was noted of them is void."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
+from headway.core.batch import Bools, Ints
 from headway.core.policies.base import Policy, reaching
 from headway.core.policies.shares import Shares
 from headway.core.table import RUNNING, Floats, Rows
@@ -42,6 +42,13 @@ class Classes(Policy):
         if np.count_nonzero(on_board):
             score[on_board] = self.shares.score(rows[on_board], group[on_board])
         return score
+
+    def takes_turns(self, rows: Rows) -> Bools | None:
+        turns: Bools = self._class[rows.index] == BATCH
+        return turns
+
+    def its_turn(self, step: int) -> bool:
+        return step % self.cadences[1] == 0
 
     def arrived(self, rows: Rows, now: float) -> None:
         cost = rows.work + rows.predicted
