@@ -150,6 +150,7 @@ class World:
         arrival: float | None = None,
         cache_salt: str = "",
         priority: int | None = None,
+        tenant: str | None = None,
     ):
         self.natural[handle] = natural
         request = Request(
@@ -161,6 +162,7 @@ class World:
             stop_token_ids=(EOS,),
             cache_salt=cache_salt,
             priority=handle % 3 if priority is None else priority,
+            tenant="abc"[handle // 2 % 3] if tenant is None else tenant,
         )
         self.loop.add(request)
         self.tokens[handle] = []

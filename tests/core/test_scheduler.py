@@ -13,10 +13,11 @@ from headway.core.config import SchedulerConfig
 from headway.core.event_log import replay
 from headway.core.policies import POLICIES
 from headway.core.request import FinishReason, RequestError
+from headway.core.tenants import Tenant
 from tests.core.memory import EOS, World, expected_token
 
 configs = st.builds(
-    lambda prefix, batching, grant, batch, extra, budget, chunked, partial, depth, burst: SchedulerConfig(
+    lambda prefix, batching, grant, batch, extra, budget, chunked, partial, depth, burst, tenants: SchedulerConfig(
         prefix_caching=prefix,
         batching=batching,
         budget=grant,
@@ -27,6 +28,7 @@ configs = st.builds(
         max_num_partial_prefills=partial,
         depth=depth,
         burst_size=burst,
+        tenants=tenants,
     ),
     prefix=st.booleans(),
     batching=st.sampled_from(["static", "dynamic", "continuous", "inflight"]),
@@ -38,6 +40,10 @@ configs = st.builds(
     partial=st.integers(1, 3),
     depth=st.integers(1, 2),
     burst=st.none() | st.integers(1, 3),
+    tenants=st.dictionaries(
+        st.sampled_from("abc"),
+        st.builds(Tenant, weight=st.floats(0.1, 10), max_in_flight=st.none() | st.integers(1, 3)),
+    ),
 )
 requests = st.lists(
     st.tuples(
@@ -61,9 +67,10 @@ def expected(
 
 
 @settings(max_examples=150, deadline=None)
-@given(configs, requests, st.integers(9, 40), st.integers(1, 5))
-def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size):
-    """Random arrivals, lengths, aborts and pools so small that rows are preempted."""
+@given(configs, requests, st.integers(9, 40), st.integers(1, 5), st.sampled_from(["default", "fair"]))
+def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size, policy):
+    """Random arrivals, lengths, aborts, tenants with limits, and pools so small that rows are preempted."""
+    config = replace(config, policy=policy)
     world = World(config, enough(plan, num_blocks, block_size), block_size, max_model_len=40)
     world.run(plan)
     check_that_nothing_is_lost(world, plan)

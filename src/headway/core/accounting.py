@@ -35,6 +35,8 @@ class State(IntEnum):
     """Lost its place to another; waiting to come back."""
     PREFILL = 7
     DECODE = 8
+    WAIT_QUOTA = 9
+    """As many of its tenant are in flight as may be."""
 
     @property
     def label(self) -> str:
@@ -74,6 +76,11 @@ class Accounting:
         self._reserve(row)
         self._times[row] = 0.0
         self._times[row, State.INTAKE] = now - arrival
+        self._join_queue(row, now)
+
+    def rejoin_queue(self, row: int, now: float) -> None:
+        """A row that waited on its own account waits with the queue from now on."""
+        self._times[row, self.state[row]] += now - self._since[row]
         self._join_queue(row, now)
 
     def queue_waits_for(self, state: State, now: float) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway.core.tenants import Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class SchedulerConfig:
     `max_overtaking`: tokens of later arrivals that the default policy and aged ones serve ahead of a request before it
     goes first (None: as many as 64 full steps compute).
     `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
+    `tenants`: by name, those who have a weight (for the fair policy) or a limit of their own.
     """
 
     batching: str = "inflight"
@@ -38,6 +42,7 @@ class SchedulerConfig:
     tpot_slo: float = 0.05
     backfill: bool = True
     prefix_caching: bool = True
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
     max_batch_size: int = 64
     max_num_seqs: int | None = None
@@ -79,6 +84,11 @@ class SchedulerConfig:
     def overtaking(self) -> int:
         """Tokens of later arrivals that may be served ahead of a request."""
         return self.max_overtaking if self.max_overtaking is not None else 64 * self.max_num_batched_tokens
+
+    @property
+    def tenant_weights(self) -> dict[str, float]:
+        """Of those tenants that have one."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     @property
     def seqs(self) -> int:

@@ -67,6 +67,10 @@ class Lineup:
         if count < len(self._waiting):
             self._accounting.queue_waits_for(WAIT_ROW, now)
         leaders = self._leaders(queue, count, now)
+        if self._strategies.policy.pauses:
+            leaders = self._ahead_of(ready, leaders, limits, now)
+            if len(leaders) < count:
+                self._accounting.queue_waits_for(WAIT_ROW, now)
         for row in map(int, leaders):
             self._board.look_up(row)
         joining = self._room.let_in(leaders, now)
@@ -77,6 +81,8 @@ class Lineup:
     def _openings(self, ready: Longs, limits: StepLimits, now: float) -> int:
         """How many of the queue may hope for a place in the step: whom the best of it outranks may have to pause."""
         policy = self._strategies.policy
+        if policy.pauses:
+            return limits.rows
         waiting = policy.rank(Rows(self._table, self._waiting.rows, now))
         if waiting is not None:
             on_board = policy.rank(Rows(self._table, ready, now))
@@ -91,6 +97,12 @@ class Lineup:
         rows: Longs = queue.index[among[order]]
         return rows
 
+    def _ahead_of(self, ready: Longs, leaders: Longs, limits: StepLimits, now: float) -> Longs:
+        """Those of the queue's best who get a row although all of `ready` want one too: others pause for them."""
+        order = in_order(self._strategies.policy, Rows(self._table, np.concatenate([ready, leaders]), now))
+        first = order[: limits.rows]
+        return first[self._table.phase[first] != RUNNING]
+
     def share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
         """The rows that get tokens in this step, in the policy's order, and how many each."""
         table = self._table
@@ -99,6 +111,9 @@ class Lineup:
             if np.count_nonzero(work == 1) == len(work):
                 return ready, work  # everybody gets its one token: there is nothing to decide
         rows = in_order(self._strategies.policy, Rows(table, np.concatenate([ready, joining]), now))
+        if self._strategies.policy.pauses and len(rows) > limits.rows:
+            self.note_waits(rows[limits.rows :], WAIT_ROW, now)
+            rows = rows[: limits.rows]
         tokens = self._grant(rows, limits, now)
         granted = tokens > 0
         full = np.count_nonzero(granted) >= limits.rows

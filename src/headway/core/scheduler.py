@@ -28,6 +28,7 @@ from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
+from headway.core.tenants import Quotas
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
@@ -79,6 +80,7 @@ class Scheduler:
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
+        self.quotas = Quotas(self.table, strategies)
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len)
         self.log = log
         room = Room(self.table, pool, self.board, strategies, self._preempt)
@@ -131,12 +133,26 @@ class Scheduler:
         self._check_fits(prompt_len, limit)
         row = self.table.add(request, limit, self.config.depth)
         self.accounting.arrive(row, request.arrival, now)
+        self._more = True
+        if self.quotas.enter(row):
+            self._enqueue(row, request.arrival, now)
+        else:
+            self.accounting.enter(np.array([row]), State.WAIT_QUOTA, now)
+
+    def _enqueue(self, row: int, arrival: float, now: float) -> None:
+        """A row joins the queue for the first time, having come there at `arrival`."""
         self.waiting.add(row)
         self.board.look_up(row)  # so that policies see uncached work
         self.output_length.begin(self.table, np.array([row]))
         self.strategies.policy.arrived(Rows(self.table, np.array([row]), now), now)
-        self._more = True
-        self.strategies.formation.arrived(request.arrival)
+        self.strategies.formation.arrived(arrival)
+
+    def _release(self, rows: list[int], now: float) -> None:
+        """Rows that their tenant's limit has held join the queue."""
+        for row in rows:
+            self.table.renumber(row)
+            self.accounting.rejoin_queue(row, now)
+            self._enqueue(row, now, now)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
@@ -165,8 +181,10 @@ class Scheduler:
             self.log(("follow", now, config))
         if self.strategies.policy is not before:
             live = np.flatnonzero((self.table.phase != Phase.FREE) & (self.table.phase != ENDED))
+            live = np.setdiff1d(live, self.quotas.rows)
             if len(live):
                 self.strategies.policy.arrived(Rows(self.table, live[np.argsort(self.table.seq[live])], now), now)
+        self._release(self.quotas.release(), now)
         if not self.strategies.formation.lingers:
             self._dismiss_lingering()
 
@@ -414,7 +432,10 @@ class Scheduler:
     ) -> Finished:
         """Marks a row as ended; `_settle` frees it."""
         table = self.table
-        self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
+        held = row in self.quotas
+        self._release(self.quotas.leave(row), now)  # first: whose next request takes over has not been idle
+        if not held:
+            self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
         self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
         if table.phase[row] == RUNNING:
             self.board.stop_running(row, ENDED)
@@ -481,16 +502,23 @@ class Scheduler:
         room = int(self.table.blocks[rows].sum()) * self.pool.block_size
         return 1.0 - int(self.table.computed[rows].sum()) / room if room else 0.0
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, and those that their tenant's limit does not let into it."""
+        return len(self.waiting) + len(self.quotas)
+
     def waiting_by_reason(self) -> dict[str, int]:
-        """How many requests of the queue wait for what."""
+        """How many requests wait for what."""
         rows = self.waiting.rows
         fresh = int(np.count_nonzero(self.accounting.queued(rows)))
         reasons = {State.PREEMPTED.label: len(rows) - fresh, self.accounting.queue_state.label: fresh}
+        reasons[State.WAIT_QUOTA.label] = len(self.quotas)
         return {reason: count for reason, count in reasons.items() if count}
 
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up. For tests and the watchdog."""
         self.pool.check()
         self.board.check()
-        waiting = np.flatnonzero(self.table.phase == Phase.WAITING)
-        assert sorted(self.waiting.rows.tolist()) == waiting.tolist(), "the queue and the table differ"
+        self.quotas.check()
+        waiting = self.waiting.rows.tolist() + self.quotas.rows
+        assert sorted(waiting) == np.flatnonzero(self.table.phase == Phase.WAITING).tolist(), "the queue is wrong"

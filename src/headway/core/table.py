@@ -113,6 +113,15 @@ class RequestTable:
     def row_of(self, handle: int) -> int | None:
         return self._row_of.get(handle)
 
+    def live(self, row: int) -> bool:
+        """Whether there is such a request and it has not ended."""
+        return int(self.phase[row]) not in (Phase.FREE, ENDED)
+
+    def renumber(self, row: int) -> None:
+        """The row joins the queue later than it was added: behind all who are there."""
+        self.seq[row] = self._seq
+        self._seq += 1
+
     def add(self, request: Request, limit: int, chain: int) -> int:
         """A new row in phase WAITING; `limit` is the length in tokens at which the request ends."""
         if not self._free:

@@ -184,7 +184,7 @@ class EngineLoop:
         scheduler, counters = self.scheduler, self.scheduler.counters
         return LoopStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             waiting_by_reason=scheduler.waiting_by_reason(),
             kv_usage=scheduler.pool.usage,
             kv_fragmentation=scheduler.kv_fragmentation,

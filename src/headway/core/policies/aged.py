@@ -32,6 +32,7 @@ class Aged(Policy):
             raise ValueError(f"overtaking must be at least 1 token, got {overtaking}")
         self.policy = policy
         self.overtaking = overtaking
+        self.pauses = policy.pauses
         self._due = -1
         self._begun = False
         self._later = 0.0
@@ -48,6 +49,9 @@ class Aged(Policy):
     def rank(self, rows: Rows) -> Ints | None:
         rank = self.policy.rank(rows)
         return None if rank is None else np.where(rows.seq <= self._due, np.iinfo(np.int32).min, rank)
+
+    def counters(self) -> Floats | None:
+        return self.policy.counters()
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)

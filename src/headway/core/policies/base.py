@@ -24,6 +24,8 @@ class Policy(metaclass=ABCMeta):
 
     bounded = False
     overtaking = 0
+    pauses = False
+    """Where rows are short the scores alone decide who gets them: those on board pause for those of lower score."""
 
     @abstractmethod
     def score(self, queue: Rows, now: float) -> Floats:
@@ -32,6 +34,10 @@ class Policy(metaclass=ABCMeta):
     def rank(self, rows: Rows) -> Ints | None:
         """int32[n]: who has a lower one gets rows and tokens of a step before all others, even before those of a higher
         one who decode already: they pause. None where the policy knows no ranks."""
+        return None
+
+    def counters(self) -> Floats | None:
+        """float64[k]: service by tenant's code as the policy accounts for it; None where it keeps no such account."""
         return None
 
     def arrived(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional

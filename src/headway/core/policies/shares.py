@@ -44,10 +44,18 @@ class Shares:
         if not self._live.any():
             self._last_idle = self.counter[group]
 
+    def lag(self, rows: Longs, groups: Ints) -> Floats:
+        """float64[n]: the cost, over the weight, of those of the group that came between its first of `rows` and it."""
+        ahead = self._ahead[rows]
+        return ahead - self._heads(ahead, groups)[groups]
+
+    def _heads(self, ahead: Floats, groups: Ints) -> Floats:
+        head = np.full(len(self.counter), np.inf)
+        np.minimum.at(head, groups, ahead)
+        return head
+
     def score(self, rows: Longs, groups: Ints) -> Floats:
         """float64[n]; within a group in order of arrival."""
         ahead = self._ahead[rows]
-        head = np.full(len(self.counter), np.inf)
-        np.minimum.at(head, groups, ahead)
-        result: Floats = (self.counter - head)[groups] + ahead
+        result: Floats = (self.counter - self._heads(ahead, groups))[groups] + ahead
         return result
