@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.config import SchedulerConfig
+from headway.core.config import PADDED, SchedulerConfig
 from headway.core.event_log import replay
 from headway.core.policies import POLICIES
 from headway.core.request import FinishReason, RequestError
@@ -27,7 +27,7 @@ configs = st.builds(
         chunked_prefill=chunked,
         max_num_partial_prefills=partial,
         depth=depth,
-        burst_size=burst,
+        burst_size=None if batching in PADDED else burst,
         tenants=tenants,
     ),
     prefix=st.booleans(),

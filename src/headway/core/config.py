@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from headway.core.tenants import Tenant
 
+PADDED = ("static", "dynamic")
+"""Batchings whose groups board at once and are computed as one rectangle."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -79,6 +82,21 @@ class SchedulerConfig:
             )
         if self.burst_size is not None and self.burst_size < 1:
             raise ValueError(f"burst_size must be at least 1, got {self.burst_size}")
+        if self.batching in PADDED:
+            self._check_padded()
+
+    def _check_padded(self) -> None:
+        """What does not go with a group that boards at once and is computed as one rectangle."""
+        if self.budget == "latency":
+            raise ValueError(
+                f"the latency budget cuts prompts, but batching {self.batching} computes a whole group at once, and "
+                "tpot_slo could not be kept: choose another budget, or continuous or inflight batching"
+            )
+        if self.burst_size is not None and self.burst_size < self.max_batch_size:
+            raise ValueError(
+                f"burst_size ({self.burst_size}) is smaller than max_batch_size ({self.max_batch_size}): with batching "
+                f"{self.batching} a group boards at once, so none could be full. Raise one or lower the other."
+            )
 
     @property
     def overtaking(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -133,6 +134,8 @@ class Lineup:
             members = Rows(table, rows[of_rank], now)
             tokens[of_rank] = granted = budget.grant(members, limits, now)
             limits = limits.beside(members, granted)
+            if self._strategies.policy.pauses and np.count_nonzero(granted > 1):
+                limits = replace(limits, tokens=min(limits.tokens, int(np.count_nonzero(everybody.work == 1))))
         return tokens
 
     def seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:

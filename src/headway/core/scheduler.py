@@ -18,6 +18,7 @@ from headway.core.batch import Batch, Bools, Finished, Ints, Longs, StepEvents, 
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
+from headway.core.fairness import TenantService
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
@@ -81,6 +82,7 @@ class Scheduler:
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
         self.quotas = Quotas(self.table, strategies)
+        self.service = TenantService(self.table)
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len)
         self.log = log
         room = Room(self.table, pool, self.board, strategies, self._preempt)
@@ -249,6 +251,7 @@ class Scheduler:
         self.counters.num_steps += 1
         if self._step_id % REFRESH_EVERY == 0:
             self.output_length.refresh(self.table, self.board.running.rows)
+            self.service.sample(self.waiting.rows, now)
         return batch
 
     def add_late(self, batch: Batch, now: float) -> Batch:
@@ -442,6 +445,7 @@ class Scheduler:
         elif table.phase[row] == Phase.WAITING:
             self.waiting.discard(row)
         table.phase[row] = ENDED
+        self.service.ended(row)
         self.counters.num_finished += 1
         return Finished(
             handle=int(table.handle[row]),
@@ -501,6 +505,14 @@ class Scheduler:
         rows = self.running.rows
         room = int(self.table.blocks[rows].sum()) * self.pool.block_size
         return 1.0 - int(self.table.computed[rows].sum()) / room if room else 0.0
+
+    def tenant_counters(self) -> dict[str, float]:
+        """The policy's account of those tenants that the configuration names; empty where it keeps none."""
+        counters = self.strategies.policy.counters()
+        if counters is None:
+            return {}
+        codes = {name: self.table.code(name) for name in self.config.tenants}
+        return {name: float(counters[code]) if code < len(counters) else 0.0 for name, code in codes.items()}
 
     @property
     def num_waiting(self) -> int:

@@ -55,6 +55,12 @@ class LoopStats:
     step_time_error: float
     host_gap: float
     """Time in which there was work but the device had none."""
+    fairness: float
+    """Jain's index of the last 30 s (see TenantService.index)."""
+    tenant_tokens: dict[str, int]
+    """Computed for each tenant that the configuration names."""
+    tenant_counters: dict[str, float]
+    """The policy's own account of that, over the weight; empty where it keeps none."""
 
 
 class EngineLoop:
@@ -201,6 +207,9 @@ class EngineLoop:
             device_time=self._device_time,
             step_time_error=scheduler.step_time.error,
             host_gap=self._host_gap,
+            fairness=scheduler.service.index(scheduler.config.tenant_weights, self.clock()),
+            tenant_tokens=scheduler.service.of(scheduler.config.tenants),
+            tenant_counters=scheduler.tenant_counters(),
         )
 
     def close(self) -> None:

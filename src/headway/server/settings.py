@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.server.keys import Keyring
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -13,6 +15,7 @@ class ServerSettings:
     `max_body_bytes`: a larger request body is refused with 413. `ping_seconds`: a stream that was silent for so long
     gets a comment, so that proxies keep it open. `grace_seconds`: how long requests in flight may go on after SIGTERM.
     `keep_alive_seconds`: how long an idle connection stays open. `cors_origins`: origins whose pages may read answers.
+    `keys`: who is let in; None lets everybody in, and the admin endpoints answer on this machine only.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -20,3 +23,4 @@ class ServerSettings:
     grace_seconds: float = 10.0
     keep_alive_seconds: int = 75
     cors_origins: Sequence[str] = ("*",)
+    keys: Keyring | None = None

@@ -12,6 +12,9 @@ from headway.core.policies.shares import Shares
 from headway.core.table import Floats, Phase, Rows
 
 BETWEEN, WITHIN = 64.0, 4096.0
+CREDIT = 4096.0
+ROW = 16.0
+SLACK = 256.0
 
 
 class Fair(Policy):
@@ -36,13 +39,18 @@ class Fair(Policy):
             if not weight > 0:
                 raise ValueError(f"a tenant's weight must be positive, got {weight} for {tenant!r}")
         self.between = between
+        self.row = ROW
         self.within = within
-        self.shares = Shares()
+        self.shares = Shares(CREDIT)
 
     def score(self, queue: Rows, now: float) -> Floats:
-        rows, tenants = queue.index, queue.tenant
-        score = self.shares.score(rows, tenants)
-        waiting = (queue.phase == Phase.WAITING).nonzero()[0]
+        rows, tenants, waits = queue.index, queue.tenant, queue.phase == Phase.WAITING
+        score = np.zeros(len(rows))
+        board, waiting = (~waits).nonzero()[0], waits.nonzero()[0]
+        size = queue.work[board] + self.row
+        order = np.lexsort((queue.seq[board], tenants[board]))
+        score[board[order]], taken = self.shares.line_up(tenants[board[order]], size[order])
+        score[waiting] = self.shares.score(rows[waiting], tenants[waiting]) + taken[tenants[waiting]]
         cached = queue.cached[waiting]
         if not np.count_nonzero(cached):
             return score
@@ -51,6 +59,11 @@ class Fair(Policy):
         near = waiting[score[waiting] <= score[waiting].min() + self.between]
         _longest_first(score, near, queue.cached[near], np.zeros(len(near), np.int32))
         return score
+
+    def rank(self, rows: Rows) -> Ints | None:
+        counter = self.shares.counter[rows.tenant]
+        ahead = counter > (counter.min() if len(counter) else 0.0) + SLACK
+        return ahead.astype(np.int32) if np.count_nonzero(ahead) else None
 
     def counters(self) -> Floats:
         return self.shares.counter

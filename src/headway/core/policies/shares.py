@@ -17,7 +17,8 @@ class Shares:
     Groups are small numbers, rows the table's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, credit: float = 0.0) -> None:
+        self._credit = credit
         self.counter = np.zeros(16)
         self._weight, self._live, self._tail = np.ones(16), np.zeros(16), np.zeros(16)
         self._ahead = np.zeros(256)
@@ -31,7 +32,7 @@ class Shares:
         if not self._live[group]:
             active = self.counter[self._live > 0]
             floor = active.min() if len(active) else self._last_idle
-            self.counter[group] = max(self.counter[group], floor)
+            self.counter[group] = max(self.counter[group], floor - self._credit)
         self._live[group] += 1
         self._ahead[row] = self._tail[group]
         self._tail[group] += cost / weight
@@ -53,6 +54,14 @@ class Shares:
         head = np.full(len(self.counter), np.inf)
         np.minimum.at(head, groups, ahead)
         return head
+
+    def line_up(self, groups: Ints, sizes: Ints) -> tuple[Floats, Floats]:
+        """For rows sorted by group, `sizes` int32[n] in tokens: float64[n], the group's counter and, over the weight,
+        the sizes before it; and float64[k] of all groups, the sum of their sizes over the weight."""
+        sizes = sizes / self._weight[groups]
+        total = np.bincount(groups, sizes, len(self.counter))
+        before = np.cumsum(sizes) - sizes - (np.cumsum(total) - total)[groups]
+        return self.counter[groups] + before, total
 
     def score(self, rows: Longs, groups: Ints) -> Floats:
         """float64[n]; within a group in order of arrival."""
