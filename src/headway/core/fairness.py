@@ -35,7 +35,8 @@ class TenantService:
         """float64[k] by tenant's code, in tokens: recomputed ones count, cached ones do not."""
         table = self._table
         live = ((table.phase != Phase.FREE) & (table.phase != Phase.ENDED)).nonzero()[0]
-        tokens = np.bincount(table.tenant[live], table.computed[live] + table.carried[live], len(self._ended))
+        counts = np.bincount(table.tenant[live], table.computed[live] + table.carried[live], len(self._ended))
+        tokens: Floats = counts.astype(np.float64)  # of nobody it counts in integers
         tokens[: len(self._ended)] += self._ended
         return tokens
 

@@ -22,7 +22,7 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 _FIELD = re.compile(r" - at `\$\.(?P<field>\w+)[^`]*`$")
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class KeyFileError(ModelError):

@@ -11,10 +11,9 @@ from headway.core.policies.base import Policy
 from headway.core.policies.shares import Shares
 from headway.core.table import Floats, Phase, Rows
 
+CREDIT, SLACK, ROW = 4096.0, 256.0, 8.0
 BETWEEN, WITHIN = 64.0, 4096.0
-CREDIT = 4096.0
-ROW = 16.0
-SLACK = 256.0
+"""Tokens, over the tenant's weight."""
 
 
 class Fair(Policy):
@@ -32,22 +31,26 @@ class Fair(Policy):
     pauses = True
 
     def __init__(
-        self, weights: Mapping[str, float] | None = None, between: float = BETWEEN, within: float = WITHIN
+        self,
+        weights: Mapping[str, float] | None = None,
+        *,
+        credit: float = CREDIT,
+        between: float = BETWEEN,
+        within: float = WITHIN,
     ) -> None:
         self.weights = dict(weights or {})
         for tenant, weight in self.weights.items():
             if not weight > 0:
                 raise ValueError(f"a tenant's weight must be positive, got {weight} for {tenant!r}")
         self.between = between
-        self.row = ROW
         self.within = within
-        self.shares = Shares(CREDIT)
+        self.shares = Shares(credit)
 
     def score(self, queue: Rows, now: float) -> Floats:
         rows, tenants, waits = queue.index, queue.tenant, queue.phase == Phase.WAITING
         score = np.zeros(len(rows))
         board, waiting = (~waits).nonzero()[0], waits.nonzero()[0]
-        size = queue.work[board] + self.row
+        size = queue.work[board] + ROW
         order = np.lexsort((queue.seq[board], tenants[board]))
         score[board[order]], taken = self.shares.line_up(tenants[board[order]], size[order])
         score[waiting] = self.shares.score(rows[waiting], tenants[waiting]) + taken[tenants[waiting]]
