@@ -69,6 +69,16 @@ def test_idling_earns_no_more_than_the_credit():
     assert queue.order() == [0, 1]
 
 
+def test_who_always_has_a_little_to_do_hoards_no_more_than_the_credit_either():
+    queue = Queue(Fair(credit=100.0))
+    busy = queue.add(prompt_len=20_000, tenant="busy")
+    little = queue.add(prompt_len=2_000, tenant="little")
+    queue.serve(busy, 5_000)
+    queue.serve(little, 10)
+    queue.add(tenant="little")
+    assert queue.policy.counters()[queue.table.code("little")] == 4_900
+
+
 def test_without_credit_idling_earns_nothing():
     queue = Queue(Fair(credit=0.0))
     busy = queue.add(prompt_len=500, tenant="busy")

@@ -11,16 +11,19 @@ from headway.core.policies.base import Policy
 from headway.core.policies.shares import Shares
 from headway.core.table import Floats, Phase, Rows
 
-CREDIT, SLACK, ROW = 4096.0, 256.0, 8.0
-BETWEEN, WITHIN = 64.0, 4096.0
-"""Tokens, over the tenant's weight."""
+CREDIT, BETWEEN, WITHIN = 4096.0, 32.0, 4096.0
+SLACK = 256.0
+ROW = 2.0
+"""A row on board counts as so many tokens more than it wants: the smaller, the more rows take turns on board."""
 
 
 class Fair(Policy):
     """Equal service for every tenant, or by weight. Not bounded: a tenant's backlog waits for all other tenants' work.
 
-    `weights`: tenant name to weight, 1 where not named. A tenant's requests go first come, first served, and where rows
-    are short, those on board pause for those of tenants that have had less.
+    `weights`: tenant name to weight, 1 where not named. A tenant's requests go first come, first served. A row on board
+    counts as what it wants of the next step, so that this is shared anew each time: where rows are short, those on
+    board pause for tenants that have had less. Who is more than SLACK behind comes before all others. `credit`: see
+    Shares.
 
     What is remembered of prompts is used where that costs little (locality-aware fair scheduling, Cao et al. 2025): of
     a tenant's waiting requests that no more than `within` tokens of its own are ahead of, those go first of whose

@@ -13,8 +13,10 @@ class Shares:
     """A counter per group of the tokens served to it, divided by its weight (VTC, Sheng et al. 2024).
 
     A row's `score` adds to its group's counter the cost of what the group has ahead of it, so that one sort interleaves
-    the groups. A group that comes back is lifted to the lowest counter of the active ones: idling earns no credit.
-    Groups are small numbers, rows the table's.
+    the groups. A group that comes back is lifted to the lowest counter of the active ones: idling earns no credit. With
+    `credit`, in tokens over the weight, a group may be so far behind the first of the active ones, and is lifted when
+    a request of it comes: what it has left to others lately it may catch up on. Groups are small numbers, rows the
+    table's.
     """
 
     def __init__(self, credit: float = 0.0) -> None:
@@ -29,13 +31,17 @@ class Shares:
             setattr(self, name, reaching(getattr(self, name), group))
         self._ahead = reaching(self._ahead, row)
         self._weight[group] = weight
-        if not self._live[group]:
-            active = self.counter[self._live > 0]
-            floor = active.min() if len(active) else self._last_idle
-            self.counter[group] = max(self.counter[group], floor - self._credit)
+        if self._credit or not self._live[group]:
+            self.counter[group] = max(self.counter[group], self._floor())
         self._live[group] += 1
         self._ahead[row] = self._tail[group]
         self._tail[group] += cost / weight
+
+    def _floor(self) -> float:
+        active = self.counter[self._live > 0]
+        if not len(active):
+            return self._last_idle - self._credit
+        return float(active.max() - self._credit if self._credit else active.min())
 
     def served(self, groups: Ints, tokens: Ints) -> None:
         self.counter += np.bincount(groups, tokens, len(self.counter)) / np.maximum(self._weight, 1e-9)
