@@ -206,6 +206,10 @@ class Rows:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._table, name)[self.index]
 
+    def where(self, chosen: Bools) -> Rows:
+        """Those of the rows that bool[n] says."""
+        return Rows(self._table, self.index[chosen], self.now)
+
     @property
     def work(self) -> Ints:
         table, index = self._table, self.index

@@ -50,20 +50,31 @@ class Fair(Policy):
         self.shares = Shares(credit)
 
     def score(self, queue: Rows, now: float) -> Floats:
-        rows, tenants, waits = queue.index, queue.tenant, queue.phase == Phase.WAITING
-        score = np.zeros(len(rows))
-        board, waiting = (~waits).nonzero()[0], waits.nonzero()[0]
-        size = queue.work[board] + ROW
-        order = np.lexsort((queue.seq[board], tenants[board]))
-        score[board[order]], taken = self.shares.line_up(tenants[board[order]], size[order])
-        score[waiting] = self.shares.score(rows[waiting], tenants[waiting]) + taken[tenants[waiting]]
-        cached = queue.cached[waiting]
-        if not np.count_nonzero(cached):
-            return score
-        near = waiting[self.shares.lag(rows[waiting], tenants[waiting]) <= self.within]
-        _longest_first(score, near, queue.cached[near], tenants[near])
-        near = waiting[score[waiting] <= score[waiting].min() + self.between]
-        _longest_first(score, near, queue.cached[near], np.zeros(len(near), np.int32))
+        waits = queue.phase == int(Phase.WAITING)
+        if waits.all():
+            return self._line_of(queue)
+        score = np.zeros(len(queue))
+        board, waiting = queue.where(~waits), queue.where(waits)
+        score[~waits], taken = self._board(board)
+        score[waits] = self._line_of(waiting) + taken[waiting.tenant]
+        return score
+
+    def _board(self, rows: Rows) -> tuple[Floats, Floats]:
+        """The scores float64[n] of rows on board, and by tenant what they take of the step, over the weight."""
+        tenants, score = rows.tenant, np.zeros(len(rows))
+        order = np.lexsort((rows.seq, tenants))
+        score[order], taken = self.shares.line_up(tenants[order], rows.work[order] + ROW)
+        return score, taken
+
+    def _line_of(self, rows: Rows) -> Floats:
+        """The scores float64[n] of rows that wait, as if nobody were on board."""
+        tenants, cached = rows.tenant, rows.cached
+        score = self.shares.score(rows.index, tenants)
+        if np.count_nonzero(cached):
+            near = (self.shares.lag(rows.index, tenants) <= self.within).nonzero()[0]
+            _longest_first(score, near, cached[near], tenants[near])
+            near = (score <= score.min() + self.between).nonzero()[0]
+            _longest_first(score, near, cached[near], np.zeros(len(near), np.int32))
         return score
 
     def rank(self, rows: Rows) -> Ints | None:
