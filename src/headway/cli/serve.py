@@ -7,6 +7,7 @@ flight end, a second one does not wait for them.
 from __future__ import annotations
 
 import argparse
+import sys
 
 from headway.cli.engine_flags import MODEL_HELP, add_engine_arguments, engine_config
 from headway.cli.errors import CommandError
@@ -48,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
         keys = Keyring.read(args.api_keys) if args.api_keys is not None else None
     except KeyFileError as error:
         raise CommandError(str(error)) from None
+    weighted = keys is not None and any(tenant.weight != 1 for tenant in keys.tenants.values())
+    if weighted and "fair" not in config.scheduler.policy:
+        print(f"note: the weights in {args.api_keys} act under --policy fair only", file=sys.stderr)
     settings = ServerSettings(
         max_body_bytes=args.max_body_size,
         grace_seconds=args.grace_seconds,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -94,11 +96,10 @@ def within(holder: Holder | None, terms: Terms, body: Generate) -> Terms:
             param="request_class",
             code="not_allowed",
         )
-    return Terms(
+    return replace(
+        terms,
         priority=min(max(terms.priority, low), high),
         slo=holder.clamped(terms.slo),
         tenant=holder.tenant,
         request_class=request_class,
-        region=terms.region,
-        cache_salt=terms.cache_salt,
     )

@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -65,10 +65,7 @@ class Holder:
 
     def clamped(self, slo: Slo) -> Slo:
         """The promises asked for, none shorter than allowed."""
-        asked = {name: getattr(slo, name) for name in ("ttft", "tpot", "deadline")}
-        return Slo(
-            **{name: max(value, self.least.get(name, 0.0)) for name, value in asked.items()}, max_queue=slo.max_queue
-        )
+        return replace(slo, **{name: max(getattr(slo, name), least) for name, least in self.least.items()})
 
 
 @dataclass(frozen=True, slots=True)
