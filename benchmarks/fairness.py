@@ -2,7 +2,7 @@
 
 Paced: the real scheduler and loop on a virtual clock with the step times of the embedded model. Prompts are two of
 ShareGPT's joined, each behind one of its tenant's beginnings; answers are a quarter of ShareGPT's. 16 rows, 64 tokens a
-step, one step launched at a time; the arms differ in the policy alone.
+step, one step launched at a time, 16,384 tokens that a tenant may catch up on; the arms differ in the policy alone.
 
 1. One tenant floods (1.2 times what the machine can do, and 150 requests at the start), the quiet one sends at half of
    its share: its mean time to first token is 1.2 times what it is without the flood, or less.
@@ -45,6 +45,7 @@ CONFIG = SchedulerConfig(
     max_batch_size=16,
     max_num_batched_tokens=64,
     max_num_partial_prefills=1,
+    max_overtaking=16_384,
     tenants={name: Tenant(weight) for name, weight in WEIGHTS.items()},
 )
 BEGINNINGS, BEGINNING = 20, 96
@@ -73,9 +74,9 @@ class Metered(Scheduler):
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> StepEvents:
         table = self.table
-        tokens = np.bincount(table.tenant[batch.rows], batch.num_tokens, 1 + len(WEIGHTS))
-        waiting = np.bincount(table.tenant[self.waiting.rows], minlength=1 + len(WEIGHTS))
         codes = [table.code(tenant) for tenant in WEIGHTS]
+        tokens = np.bincount(table.tenant[batch.rows], batch.num_tokens, 1 + max(codes))
+        waiting = np.bincount(table.tenant[self.waiting.rows], minlength=1 + max(codes))
         self.steps.append(Step(now, tokens[codes], bool(waiting[codes].all())))
         return super().commit(batch, output, now)
 

@@ -28,7 +28,8 @@ class SchedulerConfig:
     `wait_window`: "fixed" waits `max_wait`; "adaptive" waits less where that gains nothing. `length_clusters` puts
     requests of like lengths into one padded group; none is passed over for that longer than `cluster_wait` seconds.
     `max_overtaking`: tokens of later arrivals that the default policy and aged ones serve ahead of a request before it
-    goes first (None: as many as 64 full steps compute).
+    goes first, and by which a tenant may be behind the others with the fair policy to catch up on later (None: as many
+    as 64 full steps compute).
     `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
     `tenants`: by name, those who have a weight (for the fair policy) or a limit of their own.
     """

@@ -49,7 +49,8 @@ def make(
     """The policy of this name: one of POLICIES, or a user's own class as "module:Class" or "path/to/file.py:Class".
 
     "aged:" before any of these wraps it in Aged. `step_time` is for those that predict how long a request will take,
-    `overtaking` the bound in tokens of those that are aged, `weights` the tenants' for those that share by tenant.
+    `overtaking` the bound in tokens of those that are aged, and the credit of those that share by tenant, `weights`
+    the tenants'.
 
     Raises:
         ValueError: there is none of this name, or it cannot be loaded; the message says why.
@@ -59,7 +60,7 @@ def make(
     if name == "default":
         return Default(overtaking)
     if name == "fair":
-        return Fair(weights)
+        return Fair(weights, credit=overtaking)
     if name == "least-laxity":
         return LeastLaxity(step_time)
     if name in POLICIES:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from headway.core.batch import Ints, Longs
+from headway.core.policies.aged import OVERTAKING
 from headway.core.policies.base import Policy
 from headway.core.policies.shares import Shares
 from headway.core.table import Floats, Phase, Rows
 
-CREDIT, BETWEEN, WITHIN = 4096.0, 32.0, 4096.0
+BETWEEN, WITHIN = 32.0, 4096.0
 SLACK = 256.0
 ROW = 2.0
 """A row on board counts as so many tokens more than it wants: the smaller, the more rows take turns on board."""
@@ -37,7 +38,7 @@ class Fair(Policy):
         self,
         weights: Mapping[str, float] | None = None,
         *,
-        credit: float = CREDIT,
+        credit: float = OVERTAKING,
         between: float = BETWEEN,
         within: float = WITHIN,
     ) -> None:
