@@ -80,8 +80,10 @@ class Fair(Policy):
 
     def rank(self, rows: Rows) -> Ints | None:
         counter = self.shares.counter[rows.tenant]
-        ahead = counter > (counter.min() if len(counter) else 0.0) + SLACK
-        return ahead.astype(np.int32) if np.count_nonzero(ahead) else None
+        if not len(counter):
+            return None
+        later: Ints = (counter > counter.min() + SLACK).astype(np.int32)
+        return later if np.count_nonzero(later) else None
 
     def counters(self) -> Floats:
         return self.shares.counter

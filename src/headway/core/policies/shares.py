@@ -54,7 +54,8 @@ class Shares:
     def lag(self, rows: Longs, groups: Ints) -> Floats:
         """float64[n]: the cost, over the weight, of those of the group that came between its first of `rows` and it."""
         ahead = self._ahead[rows]
-        return ahead - self._heads(ahead, groups)[groups]
+        result: Floats = ahead - self._heads(ahead, groups)[groups]
+        return result
 
     def _heads(self, ahead: Floats, groups: Ints) -> Floats:
         head = np.full(len(self.counter), np.inf)
@@ -64,10 +65,10 @@ class Shares:
     def line_up(self, groups: Ints, sizes: Ints) -> tuple[Floats, Floats]:
         """For rows sorted by group, `sizes` int32[n] in tokens: float64[n], the group's counter and, over the weight,
         the sizes before it; and float64[k] of all groups, the sum of their sizes over the weight."""
-        sizes = sizes / self._weight[groups]
-        total = np.bincount(groups, sizes, len(self.counter))
-        before = np.cumsum(sizes) - sizes - (np.cumsum(total) - total)[groups]
-        return self.counter[groups] + before, total
+        shares: Floats = sizes / self._weight[groups]
+        total: Floats = np.bincount(groups, shares, len(self.counter)).astype(np.float64)
+        score: Floats = self.counter[groups] + np.cumsum(shares) - shares - (np.cumsum(total) - total)[groups]
+        return score, total
 
     def score(self, rows: Longs, groups: Ints) -> Floats:
         """float64[n]; within a group in order of arrival."""
