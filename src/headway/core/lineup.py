@@ -101,8 +101,9 @@ class Lineup:
     def _ahead_of(self, ready: Longs, leaders: Longs, limits: StepLimits, now: float) -> Longs:
         """Those of the queue's best who get a row although all of `ready` want one too: others pause for them."""
         order = in_order(self._strategies.policy, Rows(self._table, np.concatenate([ready, leaders]), now))
-        first = order[: limits.rows]
-        return first[self._table.phase[first] != RUNNING]
+        first: Longs = order[: limits.rows]
+        joining: Longs = first[self._table.phase[first] != RUNNING]
+        return joining
 
     def share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
         """The rows that get tokens in this step, in the policy's order, and how many each."""

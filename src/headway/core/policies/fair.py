@@ -64,7 +64,7 @@ class Fair(Policy):
         """The scores float64[n] of rows on board, and by tenant what they take of the step, over the weight."""
         tenants, score = rows.tenant, np.zeros(len(rows))
         order = np.lexsort((rows.seq, tenants))
-        score[order], taken = self.shares.line_up(tenants[order], rows.work[order] + ROW)
+        score[order], taken = self.shares.line_up(tenants[order], rows.work[order].astype(np.float64) + ROW)
         return score, taken
 
     def _line_of(self, rows: Rows) -> Floats:

@@ -62,8 +62,8 @@ class Shares:
         np.minimum.at(head, groups, ahead)
         return head
 
-    def line_up(self, groups: Ints, sizes: Ints) -> tuple[Floats, Floats]:
-        """For rows sorted by group, `sizes` int32[n] in tokens: float64[n], the group's counter and, over the weight,
+    def line_up(self, groups: Ints, sizes: Floats) -> tuple[Floats, Floats]:
+        """For rows sorted by group, `sizes` float64[n] in tokens: float64[n], the group's counter and, over the weight,
         the sizes before it; and float64[k] of all groups, the sum of their sizes over the weight."""
         shares: Floats = sizes / self._weight[groups]
         total: Floats = np.bincount(groups, shares, len(self.counter)).astype(np.float64)
