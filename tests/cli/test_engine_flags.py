@@ -26,7 +26,7 @@ def test_no_flags_are_the_defaults():
 def test_every_flag_arrives():
     flags = (
         "--dtype float32 --device cpu --threads 3 --max-model-len 99 --kv-cache-memory 1G --gpu-memory-utilization 0.5 "
-        "--block-size 32 --max-batch-size 8 --max-num-batched-tokens 128 --max-num-seqs 24 --burst-size 2 "
+        "--block-size 32 --max-batch-size 8 --max-num-batched-tokens 128 --max-num-seqs 24 --burst-size 8 "
         "--max-num-partial-prefills 3 --depth 1 --no-chunked-prefill --batching static --static-timeout 2 "
         "--max-wait-ms 20 --policy aged:sjf --budget prefill-first --tpot-slo-ms 30 --no-backfill --no-prefix-caching "
         "--preemption swap --swap-space 2 --kv-reservation full"
@@ -44,7 +44,7 @@ def test_every_flag_arrives():
             max_batch_size=8,
             max_num_batched_tokens=128,
             max_num_seqs=24,
-            burst_size=2,
+            burst_size=8,
             max_num_partial_prefills=3,
             depth=1,
             chunked_prefill=False,

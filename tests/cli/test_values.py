@@ -61,3 +61,11 @@ def test_numbers(check, right: list[str], wrong: list[str]):
     for text in wrong:
         with pytest.raises(ArgumentTypeError):
             check(text)
+
+
+def test_tenant_weights():
+    assert values.tenant_weight("big=2.5") == ("big", 2.5)
+    assert values.tenant_weight("a=b=1") == ("a=b", 1.0)
+    for wrong in ("big", "=2", "big=", "big=0", "big=-1", "big=inf", "big=x"):
+        with pytest.raises(ArgumentTypeError):
+            values.tenant_weight(wrong)

@@ -188,6 +188,7 @@ class World:
         cache_salt: str = "",
         priority: int | None = None,
         request_class: str | None = None,
+        tenant: str | None = None,
     ):
         self.natural[handle] = natural
         request = Request(
@@ -200,6 +201,7 @@ class World:
             cache_salt=cache_salt,
             priority=handle % 3 if priority is None else priority,
             request_class=self.classes[handle % len(self.classes)] if request_class is None else request_class,
+            tenant="abc"[handle // 2 % 3] if tenant is None else tenant,
         )
         self.loop.add(request)
         self.tokens[handle] = []

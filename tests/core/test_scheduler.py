@@ -10,41 +10,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.batch import Batch, Swaps
-from headway.core.config import SchedulerConfig
+from headway.core.config import PADDED, SchedulerConfig
 from headway.core.event_log import replay
 from headway.core.policies import POLICIES
 from headway.core.request import FinishReason, RequestError
+from headway.core.tenants import Tenant
 from tests.core.memory import EOS, World, expected_token
 
+
+def config_of(batch: int, extra: int, room: int, burst: int | None, **given) -> SchedulerConfig:
+    return SchedulerConfig(
+        max_batch_size=batch,
+        max_num_seqs=batch + extra,
+        max_num_batched_tokens=batch + room,
+        burst_size=None if given["batching"] in PADDED else burst,
+        **given,
+    )
+
+
 configs = st.builds(
-    lambda prefix, batching, grant, preemption, reservation, batch, extra, budget, chunked, partial, depth, burst: (
-        SchedulerConfig(
-            prefix_caching=prefix,
-            batching=batching,
-            budget=grant,
-            preemption=preemption,
-            kv_reservation=reservation,
-            max_batch_size=batch,
-            max_num_seqs=batch + extra,
-            max_num_batched_tokens=batch + budget,
-            chunked_prefill=chunked,
-            max_num_partial_prefills=partial,
-            depth=depth,
-            burst_size=burst,
-        )
-    ),
-    prefix=st.booleans(),
+    config_of,
+    prefix_caching=st.booleans(),
     batching=st.sampled_from(["static", "dynamic", "continuous", "inflight"]),
-    grant=st.sampled_from(["decode-first", "prefill-first"]),
+    budget=st.sampled_from(["decode-first", "prefill-first"]),
     preemption=st.sampled_from(["auto", "recompute", "swap"]),
-    reservation=st.sampled_from(["optimistic", "predicted", "full"]),
+    kv_reservation=st.sampled_from(["optimistic", "predicted", "full"]),
     batch=st.integers(1, 6),
     extra=st.integers(0, 4),
-    budget=st.integers(0, 24),
-    chunked=st.booleans(),
-    partial=st.integers(1, 3),
+    room=st.integers(0, 24),
+    chunked_prefill=st.booleans(),
+    max_num_partial_prefills=st.integers(1, 3),
     depth=st.integers(1, 2),
     burst=st.none() | st.integers(1, 3),
+    tenants=st.dictionaries(
+        st.sampled_from("abc"),
+        st.builds(Tenant, weight=st.floats(0.1, 10), max_in_flight=st.none() | st.integers(1, 3)),
+    ),
 )
 requests = st.lists(
     st.tuples(
@@ -68,10 +69,19 @@ def expected(
 
 
 @settings(max_examples=150, deadline=None)
-@given(configs, requests, st.integers(9, 40), st.integers(1, 5), st.integers(0, 12), st.integers(0, 2))
-def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size, host, spare):
-    """Random arrivals, lengths, aborts and pools so small that rows are preempted."""
+@given(
+    configs,
+    requests,
+    st.integers(9, 40),
+    st.integers(1, 5),
+    st.integers(0, 12),
+    st.integers(0, 2),
+    st.sampled_from(["default", "fair"]),
+)
+def test_nothing_is_lost_whatever_happens(config, plan, num_blocks, block_size, host, spare, policy):
+    """Random arrivals, lengths, aborts, tenants with limits, and pools so small that rows are preempted."""
     blocks = enough(plan, num_blocks, block_size)
+    config = replace(config, policy=policy)
     world = World(config, blocks, block_size, max_model_len=40, num_host_blocks=host, spare_slots=spare)
     world.run(plan)
     check_that_nothing_is_lost(world, plan)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from headway.core.accounting import State
 from headway.core.config import SchedulerConfig
 from headway.core.policies import POLICIES
+from headway.core.tenants import Tenant
 from headway.core.timeline import FIRST, MOST, Lane, Mark, note, spans, sums
 from tests.core.memory import World
 from tests.core.test_scheduler import configs, enough, requests
@@ -174,6 +175,32 @@ def test_preempted():
     assert world.scheduler.counters.num_recomputed_tokens == 16
 
 
+def test_swapped():
+    """As before, but what the second had computed is copied to the host and back: nothing is computed again."""
+    world = World(config(preemption="swap"), num_blocks=9, block_size=4, num_host_blocks=4)
+    world.add(0, prompt_len=12, max_tokens=12)
+    world.add(1, prompt_len=12, max_tokens=9)
+    world.drain()
+    assert story(world, 1) == [
+        ("prefill", 0, 1, 12, ""),
+        ("decode", 1, 5, 4, ""),
+        ("wait_blocks", 5, 9, 0, ""),
+        ("swapped", 9, 12, 0, ""),
+        ("decode", 12, 16, 4, ""),
+    ]
+    assert world.scheduler.counters.num_recomputed_tokens == 0
+
+
+def test_quota():
+    """One of tenant a may be in flight: its second waits outside until that has ended; tenant b does not notice."""
+    world = World(config(tenants={"a": Tenant(max_in_flight=1)}))
+    for handle, tenant in enumerate("aab"):
+        world.add(handle, prompt_len=4, max_tokens=3, tenant=tenant)
+    world.drain()
+    assert story(world, 0) == story(world, 2) == [("prefill", 0, 1, 4, ""), ("decode", 1, 3, 2, "")]
+    assert story(world, 1) == [("wait_quota", 0, 3, 0, "in_flight"), ("prefill", 3, 4, 4, ""), ("decode", 4, 6, 2, "")]
+
+
 def test_held_back_in_the_queue():
     """One row. The low one has come first; two high ones take the places that it and the next one would have had."""
     world = World(config(policy="priority", max_batch_size=1, max_num_seqs=1))
@@ -292,7 +319,7 @@ def test_reasons_are_counted_right_while_policies_change(config, plan):
     def checked() -> bool:
         scheduler = world.scheduler
         counted = scheduler.waiting_by_reason()
-        handles = scheduler.table.handle[scheduler.waiting.rows].tolist()
+        handles = scheduler.table.handle[[*scheduler.waiting.rows.tolist(), *scheduler.quotas.rows]].tolist()
         now = [scheduler.timeline(handle, world.clock() + 1.0)[-1].state for handle in handles]
         assert counted == {state: now.count(state) for state in set(now)}
         return step()

@@ -36,13 +36,6 @@ class Later(Formation):
         return Wait(now + 3.0, "in a moment")
 
 
-class Nobody:
-    """Preemption that finds no victim."""
-
-    def victims(self, rows, now):
-        return np.zeros(0, np.int32)
-
-
 class Broke:
     """A budget that has no tokens for anybody."""
 
@@ -130,9 +123,9 @@ def test_a_policy_that_is_in_the_way():
 
 
 def starving(count: int) -> World:
-    """Rows on board that each lack a block while none is free, and a preemption that moves nobody."""
+    """Rows on board that each lack a block while none is free, and nobody can be evicted."""
     world = World(CONFIG, num_blocks=4 * count, block_size=4)
-    world.scheduler.strategies.preemption = Nobody()
+    world.scheduler._lineup._room.evict = lambda *args: (0, 0)
     for handle in range(count):
         world.add(handle, prompt_len=12, max_tokens=8)
     return world
@@ -153,6 +146,7 @@ def test_one_that_cannot_go_on_is_failed_and_the_others_finish():
     world = World(CONFIG, num_blocks=20)
     give = world.scheduler._lineup._room.for_board
     world.scheduler._lineup._room.extend = lambda rows, tokens: None
+    world.scheduler._decode.launch = lambda step_id, now: None
 
     def withheld(rows, need, now):
         return give(rows, need, now) & (world.scheduler.table.handle[rows] != 0)
@@ -208,7 +202,7 @@ def test_no_alarm_where_nothing_is_wrong():
 
 def replay_is_the_same(world: World) -> bool:
     fresh = world.fresh_scheduler()
-    fresh.strategies.preemption = Nobody()
+    fresh._lineup._room.evict = lambda *args: (0, 0)
     again = replay(world.events, fresh)
     batches = world.executor.batches
     return len(again) == len(batches) and all(

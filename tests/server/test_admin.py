@@ -77,3 +77,15 @@ def test_a_page_in_a_browser_or_a_proxy_cannot(client: httpx.Client) -> None:
     ):
         assert response.status_code == 403
         assert response.json()["error"]["type"] == "permission_error"
+
+
+def test_of_two_changes_at_a_time_none_is_lost(client: httpx.Client, restored: None) -> None:
+    """Each sets a field of its own; whoever comes second must see what the first has set."""
+    url = str(client.base_url).rstrip("/") + SCHEDULER
+    fields = {"burst_size": 5, "max_num_partial_prefills": 3, "tpot_slo": 0.07, "cluster_wait": 9.0, "max_wait": 0.03}
+    for round_ in range(5):
+        wanted = {name: value + round_ for name, value in fields.items()}
+        with ThreadPoolExecutor(len(wanted)) as users:
+            answers = users.map(lambda one: httpx.post(url, json=dict([one])), wanted.items())
+            assert [answer.status_code for answer in answers] == [200] * len(wanted)
+        assert client.get(SCHEDULER).json().items() >= wanted.items()

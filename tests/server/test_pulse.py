@@ -11,33 +11,12 @@ import httpx
 import pytest
 
 from headway.core.config import SchedulerConfig
-from headway.engine.messages import EngineStats
 from headway.server.pulse import LONG, SILENCE, Advice, Beat
+from tests.core.memory import World
 from tests.server.conftest import Server
 
 CONFIG = SchedulerConfig(max_batch_size=32)
-IDLE = EngineStats(
-    num_running=0,
-    num_waiting=0,
-    waiting_by_reason={},
-    paused_by_reason={},
-    queue_limit="",
-    kv_usage=0.0,
-    kv_fragmentation=0.0,
-    num_preemptions=0,
-    num_recomputed_tokens=0,
-    num_prefix_queries=0,
-    num_prefix_hits=0,
-    num_forgotten_blocks=0,
-    num_steps=0,
-    num_batched_tokens=0,
-    num_batched_rows=0,
-    num_pad_tokens=0,
-    batch_efficiency=0.0,
-    device_time=0.0,
-    step_time_error=0.0,
-    host_gap=0.0,
-)
+IDLE = World(CONFIG).loop.stats()
 BUSY = replace(
     IDLE,
     num_running=32,

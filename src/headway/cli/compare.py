@@ -9,12 +9,13 @@ virtual clock with step times measured from the embedded model, thousands of req
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.engine_flags import MODEL_HELP
 from headway.cli.errors import CommandError, UsageError
-from headway.cli.values import memory_size, positive, rate
+from headway.cli.values import memory_size, positive, rate, tenant_weight
 
 if TYPE_CHECKING:
     from headway.lab.compare import Arm, Runner
@@ -46,6 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-num-batched-tokens", type=positive, default=256, metavar="N", help="computed in a step (default 256)"
+    )
+
+    group.add_argument(
+        "--tenant-weight", action="append", type=tenant_weight, metavar="NAME=W", help='of "big" or "small" under fair'
     )
 
     group = parser.add_argument_group("results")
@@ -89,12 +94,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _arms(args: argparse.Namespace) -> list[Arm]:
+    from headway.core.tenants import Tenant
     from headway.lab.compare import arms
 
     try:
         there_are = arms(args.max_num_batched_tokens)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    if args.tenant_weight:
+        tenants = {name: Tenant(weight) for name, weight in args.tenant_weight}
+        there_are = [replace(arm, config=replace(arm.config, tenants=tenants)) for arm in there_are]
     if args.only is None:
         return there_are
     names = [arm.name for arm in there_are]

@@ -7,8 +7,10 @@ flight end, a second one does not wait for them.
 from __future__ import annotations
 
 import argparse
+import sys
 
 from headway.cli.engine_flags import MODEL_HELP, add_engine_arguments, engine_config
+from headway.cli.errors import CommandError
 from headway.cli.values import memory_size, nonnegative, port_number, positive
 
 
@@ -31,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--grace-seconds", type=nonnegative, default=10.0, metavar="S", help="for requests in flight when stopping"
     )
+    group.add_argument("--api-keys", metavar="FILE", help="who may use it, as which tenant: see docs/api.md")
     group.add_argument("--event-log", metavar="FILE", help="write down all that drives the scheduler")
     group.add_argument("--quiet", action="store_true", help="no line a second about what the server does")
     group.add_argument(
@@ -42,13 +45,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal comes."""
     config = engine_config(args)
+    from headway.server.keys import KeyFileError, Keyring
     from headway.server.run import serve
     from headway.server.settings import ServerSettings
 
+    try:
+        keys = Keyring.read(args.api_keys) if args.api_keys is not None else None
+    except KeyFileError as error:
+        raise CommandError(str(error)) from None
+    weighted = keys is not None and any(tenant.weight != 1 for tenant in keys.tenants.values())
+    if weighted and "fair" not in config.scheduler.policy:
+        print(f"note: the weights in {args.api_keys} act under --policy fair only", file=sys.stderr)
     settings = ServerSettings(
         max_body_bytes=args.max_body_size,
         grace_seconds=args.grace_seconds,
         cors_origins=tuple(args.allowed_origin or "*"),
         status_line=not args.quiet,
+        keys=keys,
     )
     return serve(config, args.host, args.port, settings)

@@ -73,6 +73,14 @@ def swap_size(text: str) -> int:
     return int(_checked(float, text, lambda value: 0 <= value < math.inf, "a number of GiB") * 2**30) if size else 0
 
 
+def tenant_weight(text: str) -> tuple[str, float]:
+    """A tenant's name and its weight, from "big=2"."""
+    name, _, weight = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a tenant's name and weight such as big=2")
+    return name, _checked(float, weight, lambda value: 0 < value < math.inf, "a weight: a number above 0")
+
+
 def port_number(text: str) -> int:
     """A TCP port, or 0 for one that is free."""
     return _checked(int, text, lambda value: 0 <= value <= 65535, "a port: a whole number from 0 to 65535")

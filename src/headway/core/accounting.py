@@ -46,6 +46,8 @@ class State(IntEnum):
     that to one that came later. On board: it pauses for one of a better rank."""
     SWAPPED = 11
     """Lost its place, but its KV lies in the host's memory; waiting to come back."""
+    WAIT_QUOTA = 12
+    """Outside the queue: as many of its tenant are in flight as may be."""
 
     @property
     def label(self) -> str:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headway.core.tenants import Tenant
+
+PADDED = ("static", "dynamic")
+"""Batchings whose groups board at once and are computed as one rectangle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,10 @@ class SchedulerConfig:
     `wait_window`: "fixed" waits `max_wait`; "adaptive" waits less where that gains nothing. `length_clusters` puts
     requests of like lengths into one padded group; none is passed over for that longer than `cluster_wait` seconds.
     `max_overtaking`: tokens of later arrivals that the default policy and aged ones serve ahead of a request before it
-    goes first (None: as many as 64 full steps compute).
+    goes first, and by which a tenant may be behind the others with the fair policy to catch up on later (None: as many
+    as 64 full steps compute).
     `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
+    `tenants`: by name, those who have a weight (for the fair policy) or a limit of their own.
     """
 
     batching: str = "inflight"
@@ -43,6 +51,7 @@ class SchedulerConfig:
     prefix_caching: bool = True
     preemption: str = "auto"
     kv_reservation: str = "optimistic"
+    tenants: Mapping[str, Tenant] = field(default_factory=dict)
 
     max_batch_size: int = 64
     max_num_seqs: int | None = None
@@ -79,11 +88,31 @@ class SchedulerConfig:
             )
         if self.burst_size is not None and self.burst_size < 1:
             raise ValueError(f"burst_size must be at least 1, got {self.burst_size}")
+        if self.batching in PADDED:
+            self._check_padded()
+
+    def _check_padded(self) -> None:
+        """What does not go with a group that boards at once and is computed as one rectangle."""
+        if self.budget == "latency":
+            raise ValueError(
+                f"the latency budget cuts prompts, but batching {self.batching} computes a whole group at once, and "
+                "tpot_slo could not be kept: choose another budget, or continuous or inflight batching"
+            )
+        if self.burst_size is not None and self.burst_size < self.max_batch_size:
+            raise ValueError(
+                f"burst_size ({self.burst_size}) is smaller than max_batch_size ({self.max_batch_size}): with batching "
+                f"{self.batching} a group boards at once, so none could be full. Raise one or lower the other."
+            )
 
     @property
     def overtaking(self) -> int:
         """Tokens of later arrivals that may be served ahead of a request."""
         return self.max_overtaking if self.max_overtaking is not None else 64 * self.max_num_batched_tokens
+
+    @property
+    def tenant_weights(self) -> dict[str, float]:
+        """Of those tenants that have one."""
+        return {name: tenant.weight for name, tenant in self.tenants.items()}
 
     @property
     def seqs(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from headway.core.batch import Batch, Bools, Ints, Longs, Wait
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.kv_cache import BlockEntries, join_entries
-from headway.core.policies.base import in_order
+from headway.core.policies.base import in_order, standing
 from headway.core.room import NOBODY, Room
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, Floats, RequestTable, Rows, RowSet
@@ -69,6 +70,10 @@ class Lineup:
         if count >= len(self._waiting):
             self._verdict = WAIT_STEP, ""
         leaders = self._leaders(queue, count, now)
+        if self._strategies.policy.pauses:
+            leaders = self._ahead_of(ready, leaders, limits, now)
+            if len(leaders) < count:
+                self._verdict = WAIT_ROW, "max_batch_size"
         for row in map(int, leaders):
             self._board.look_up(row)
         joining = self._room.let_in(leaders, now)
@@ -91,6 +96,8 @@ class Lineup:
     def _openings(self, ready: Longs, limits: StepLimits, now: float) -> int:
         """How many of the queue may hope for a place in the step: whom the best of it outranks may have to pause."""
         policy = self._strategies.policy
+        if policy.pauses:
+            return limits.rows
         waiting = policy.rank(Rows(self._table, self._waiting.rows, now))
         if waiting is not None:
             on_board = policy.rank(Rows(self._table, ready, now))
@@ -110,7 +117,7 @@ class Lineup:
         positions in it, first who goes first; and how many of the queue that is for, with how many tokens."""
         policy, table = self._strategies.policy, self._table
         queue = Rows(table, self._waiting.rows, now)
-        waiting = policy.rank(queue) if len(queue) else None
+        waiting = standing(policy, queue) if len(queue) else None
         if waiting is None:
             return NOBODY, 0, 0
         ranks = policy.rank(Rows(table, batch.rows, now))
@@ -124,6 +131,13 @@ class Lineup:
         above = waiting < ranks[below].max()
         return below[order], int(np.count_nonzero(above)), int(queue.work[above].sum())
 
+    def _ahead_of(self, ready: Longs, leaders: Longs, limits: StepLimits, now: float) -> Longs:
+        """Those of the queue's best who get a row although all of `ready` want one too: others pause for them."""
+        order = in_order(self._strategies.policy, Rows(self._table, np.concatenate([ready, leaders]), now))
+        first: Longs = order[: limits.rows]
+        joining: Longs = first[self._table.phase[first] != RUNNING]
+        return joining
+
     def share(self, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> tuple[Longs, Ints]:
         """The rows that get tokens in this step, in the policy's order, and how many each."""
         table = self._table
@@ -132,11 +146,20 @@ class Lineup:
             if np.count_nonzero(work == 1) == len(work):
                 return ready, work  # everybody gets its one token: there is nothing to decide
         rows = in_order(self._strategies.policy, Rows(table, np.concatenate([ready, joining]), now))
+        if self._strategies.policy.pauses and len(rows) > limits.rows:
+            self._note_paused(rows[limits.rows :], now)
+            rows = rows[: limits.rows]
         tokens = self._grant(rows, limits, now)
         granted = tokens > 0
         if np.count_nonzero(granted) < len(rows):
             self._note_ungranted(rows, granted, limits, now)
         return rows[granted], tokens[granted]
+
+    def _note_paused(self, rows: Longs, now: float) -> None:
+        """Others go first in this step: on board these pause, in the queue they find no row."""
+        on_board = self._table.phase[rows] == RUNNING
+        self.note_waits(rows[on_board], State.WAIT_POLICY, OUTRANKED, now)
+        self.note_waits(rows[~on_board], WAIT_ROW, "max_batch_size", now)
 
     def _note_ungranted(self, rows: Longs, granted: Bools, limits: StepLimits, now: float) -> None:
         """Some got no tokens: they pause for a better rank, or the step has no row or no token left."""
@@ -164,6 +187,8 @@ class Lineup:
             members = Rows(table, rows[of_rank], now)
             tokens[of_rank] = granted = budget.grant(members, limits, now)
             limits = limits.beside(members, granted)
+            if self._strategies.policy.pauses and np.count_nonzero(granted > 1):
+                limits = replace(limits, tokens=min(limits.tokens, int(np.count_nonzero(everybody.work == 1))))
         return tokens
 
     def seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:

@@ -11,7 +11,7 @@ from headway.core.batch import Bools, Ints, Longs
 from headway.core.board import Board
 from headway.core.kv_cache import NO_ENTRIES, BlockEntries, BlockPool, blocks_for
 from headway.core.output_length import OutputLengthPredictor
-from headway.core.policies.base import in_order
+from headway.core.policies.base import in_order, standing
 from headway.core.preemption import Pressure
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, RequestTable, Rows
@@ -145,7 +145,7 @@ class Room:
 
         One for one, those of the lowest rank first; nobody where the first of the queue would not find blocks even so.
         """
-        waiting, board = self._strategies.policy.rank(queue), self._board.running.rows.copy()
+        waiting, board = standing(self._strategies.policy, queue), self._board.running.rows.copy()
         if waiting is None or not len(board):
             return
         ranks = self._strategies.policy.rank(Rows(self._table, board, now))
@@ -237,7 +237,7 @@ class Room:
     def _outranked(self, head: int, now: float) -> Longs:
         """The rows on board of lower rank than a row of the queue."""
         board = self._board.running.rows
-        ranks = self._strategies.policy.rank(Rows(self._table, np.append(board, head), now))
+        ranks = standing(self._strategies.policy, Rows(self._table, np.append(board, head), now))
         return NOBODY if ranks is None else board[ranks[:-1] > ranks[-1]]
 
     def _stood_first(self, head: int, now: float) -> float:

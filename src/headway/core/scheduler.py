@@ -33,6 +33,7 @@ from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
 from headway.core.decode_step import DecodeStep
+from headway.core.fairness import TenantService
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import OUTRANKED, Lineup
 from headway.core.output_length import OutputLengthPredictor
@@ -45,6 +46,7 @@ from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
+from headway.core.tenants import Quotas
 from headway.core.timeline import Span, sums
 
 Event = tuple[Any, ...]
@@ -102,6 +104,8 @@ class Scheduler:
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
+        self.quotas = Quotas(self.table, strategies)
+        self.service = TenantService(self.table)
         self.host = HostPool(num_host_blocks)
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
@@ -168,15 +172,30 @@ class Scheduler:
         self._check_fits(prompt_len, limit)
         row = self.table.add(request, limit, self.config.depth)
         self.table.step = self._step_id + 1
+        self._more = True
+        if self.quotas.enter(row):
+            takes_turns = self._enqueue(row, request.arrival, now)
+            self.accounting.arrive(row, request.arrival, now, takes_turns=takes_turns)
+        else:
+            self.accounting.arrive(row, request.arrival, now)
+            self.accounting.hold(row, State.WAIT_QUOTA, now, "in_flight")
+
+    def _enqueue(self, row: int, arrival: float, now: float) -> bool:
+        """A row joins the queue for the first time, having come there at `arrival`. Returns whether it takes turns."""
         self.waiting.add(row)
         self.board.look_up(row)  # so that policies see uncached work
         self.output_length.begin(self.table, np.array([row]))
         rows = Rows(self.table, np.array([row]), now)
         self.strategies.policy.arrived(rows, now)
+        self.strategies.formation.arrived(arrival)
         turns = self.strategies.policy.takes_turns(rows)
-        self.accounting.arrive(row, request.arrival, now, takes_turns=turns is not None and bool(turns[0]))
-        self._more = True
-        self.strategies.formation.arrived(request.arrival)
+        return turns is not None and bool(turns[0])
+
+    def _release(self, rows: list[int], now: float) -> None:
+        """Rows that their tenant's limit has held join the queue."""
+        for row in rows:
+            self.table.renumber(row)
+            self.accounting.release(row, now, takes_turns=self._enqueue(row, now, now))
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
@@ -205,11 +224,13 @@ class Scheduler:
             self.log(("follow", now, config))
         if self.strategies.policy is not before:
             live = np.flatnonzero((self.table.phase != Phase.FREE) & (self.table.phase != ENDED))
+            live = np.setdiff1d(live, self.quotas.rows)
             if len(live):
                 rows = Rows(self.table, live[np.argsort(self.table.seq[live])], now)
                 self.strategies.policy.arrived(rows, now)
                 turns = self.strategies.policy.takes_turns(rows)
                 self.accounting.regroup(rows.index, np.zeros(len(rows), np.bool_) if turns is None else turns, now)
+        self._release(self.quotas.release(), now)
         if not self.strategies.formation.lingers:
             self._dismiss_lingering()
 
@@ -281,6 +302,7 @@ class Scheduler:
         self.counters.num_steps += 1
         if self._step_id % REFRESH_EVERY == 0:
             self.output_length.refresh(self.table, self.board.running.rows)
+            self.service.sample(self.waiting.rows, now)
         return batch
 
     def _decode_step(self, now: float) -> Batch | None:
@@ -561,7 +583,10 @@ class Scheduler:
         """Marks a row as ended; `_settle` frees it. `step_id`: the step that ended it (None: the last one)."""
         table = self.table
         timeline = self.accounting.end(row, now, 1 + (self._step_id if step_id is None else step_id))
-        self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
+        held = row in self.quotas
+        self._release(self.quotas.leave(row), now)  # first: whose next request takes over has not been idle
+        if not held:
+            self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
         self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
         if table.phase[row] == RUNNING:
             self.board.stop_running(row, ENDED)
@@ -569,6 +594,7 @@ class Scheduler:
             self.waiting.discard(row)
         table.phase[row] = ENDED
         self.host.release(row)
+        self.service.ended(row)
         self.counters.num_finished += 1
         return Finished(
             handle=int(table.handle[row]),
@@ -630,9 +656,23 @@ class Scheduler:
         room = int(self.table.blocks[rows].sum()) * self.pool.block_size
         return 1.0 - int(self.table.computed[rows].sum()) / room if room else 0.0
 
+    def tenant_counters(self) -> dict[str, float]:
+        """The policy's account of those tenants that the configuration names; empty where it keeps none."""
+        counters = self.strategies.policy.counters()
+        if counters is None:
+            return {}
+        codes = {name: self.table.code(name) for name in self.config.tenants}
+        return {name: float(counters[code]) if code < len(counters) else 0.0 for name, code in codes.items()}
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue, and those that their tenant's limit does not let into it."""
+        return len(self.waiting) + len(self.quotas)
+
     def waiting_by_reason(self) -> dict[str, int]:
-        """How many requests of the queue wait for what."""
-        return self.accounting.reasons(self.waiting.rows)
+        """How many requests wait for what."""
+        rows = self.waiting.rows
+        return self.accounting.reasons(np.append(rows, self.quotas.rows).astype(np.int64) if len(self.quotas) else rows)
 
     def paused_by_reason(self) -> dict[str, int]:
         """How many requests on board wait for what."""
@@ -650,5 +690,6 @@ class Scheduler:
         self.pool.check()
         self.board.check()
         self.accounting.check()
-        waiting = np.flatnonzero(self.table.phase == Phase.WAITING)
-        assert sorted(self.waiting.rows.tolist()) == waiting.tolist(), "the queue and the table differ"
+        self.quotas.check()
+        waiting = self.waiting.rows.tolist() + self.quotas.rows
+        assert sorted(waiting) == np.flatnonzero(self.table.phase == Phase.WAITING).tolist(), "the queue is wrong"

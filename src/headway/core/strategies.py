@@ -43,7 +43,7 @@ PREEMPTIONS: dict[str, Callable[[StepTimeModel], Preemption]] = {
 RESERVATIONS: dict[str, Callable[[], Reservation]] = {"optimistic": Optimistic, "predicted": Predicted, "full": Full}
 
 FORMATION_FIELDS = ("batching", "static_timeout", "max_wait", "wait_window", "max_batch_size")
-POLICY_FIELDS = ("policy", "overtaking", "length_clusters", "cluster_wait")
+POLICY_FIELDS = ("policy", "overtaking", "length_clusters", "cluster_wait", "tenant_weights")
 """What of the configuration each is made from."""
 
 
@@ -113,7 +113,7 @@ def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
 
 def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
     """Raises ValueError for an unknown name, and for length clusters where no group is padded."""
-    made = policies.make(config.policy, model, config.overtaking)
+    made = policies.make(config.policy, model, config.overtaking, config.tenant_weights)
     if not config.length_clusters:
         return made
     if not formation(config).lingers:

@@ -123,6 +123,15 @@ class RequestTable:
     def row_of(self, handle: int) -> int | None:
         return self._row_of.get(handle)
 
+    def live(self, row: int) -> bool:
+        """Whether there is such a request and it has not ended."""
+        return int(self.phase[row]) not in (Phase.FREE, ENDED)
+
+    def renumber(self, row: int) -> None:
+        """The row joins the queue later than it was added: behind all who are there."""
+        self.seq[row] = self._seq
+        self._seq += 1
+
     def add(self, request: Request, limit: int, chain: int) -> int:
         """A new row in phase WAITING; `limit` is the length in tokens at which the request ends."""
         if not self._free:
@@ -207,9 +216,9 @@ class Rows:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._table, name)[self.index]
 
-    def among(self, positions: Longs) -> Rows:
-        """Those at positions int64[m] of these rows."""
-        return Rows(self._table, self.index[positions], self.now)
+    def among(self, chosen: Longs | Bools) -> Rows:
+        """Those of these rows at int64[m] positions, or where bool[n] says so."""
+        return Rows(self._table, self.index[chosen], self.now)
 
     @property
     def work(self) -> Ints:

@@ -67,6 +67,12 @@ class LoopStats:
     step_time_error: float
     host_gap: float
     """Time in which there was work but the device had none."""
+    fairness: float
+    """Jain's index of the last 30 s (see TenantService.index)."""
+    tenant_tokens: dict[str, int]
+    """Computed for each tenant that the configuration names."""
+    tenant_counters: dict[str, float]
+    """The policy's own account of that, over the weight; empty where it keeps none."""
 
 
 class EngineLoop:
@@ -208,7 +214,7 @@ class EngineLoop:
         scheduler, counters = self.scheduler, self.scheduler.counters
         return LoopStats(
             num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
+            num_waiting=scheduler.num_waiting,
             waiting_by_reason=scheduler.waiting_by_reason(),
             paused_by_reason=scheduler.paused_by_reason(),
             queue_limit=scheduler.accounting.queue_detail,
@@ -230,6 +236,9 @@ class EngineLoop:
             device_time=self._device_time,
             step_time_error=scheduler.step_time.error,
             host_gap=self._host_gap,
+            fairness=scheduler.service.index(scheduler.config.tenant_weights, self.clock()),
+            tenant_tokens=scheduler.service.of(scheduler.config.tenants),
+            tenant_counters=scheduler.tenant_counters(),
         )
 
     def close(self) -> None:

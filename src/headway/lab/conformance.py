@@ -51,6 +51,7 @@ class Watched(Policy):
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
+        self.pauses = policy.pauses
         self.table: RequestTable | None = None
         self.calls = 0
         self.overtaken = 0
@@ -71,6 +72,9 @@ class Watched(Policy):
         self._unchanged(before, queue._table, "score")
         self.calls += 1
         return score
+
+    def rank(self, rows: Rows) -> Ints | None:
+        return self.policy.rank(rows)
 
     def arrived(self, rows: Rows, now: float) -> None:
         self._watch("arrived", rows, partial(self.policy.arrived, rows, now))

@@ -1,4 +1,4 @@
-"""Run-time control, for whoever is on the same machine: how requests are scheduled, changed with requests in flight."""
+"""Run-time control: how requests are scheduled, changed with requests in flight, by whoever may."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from headway.core.config import SchedulerConfig
 from headway.core.policies import AGED, POLICIES
+from headway.server.access import holder_of
 from headway.server.body import parse, read_body
 from headway.server.errors import ApiError
 from headway.server.service import Service
@@ -25,31 +26,34 @@ _CHANGES = msgspec.json.Decoder(dict[str, Any])
 @router.get("/scheduler")
 async def scheduler(request: Request) -> Response:
     """How requests are scheduled now. Times are in seconds."""
-    return _shown(_local_service(request))
+    return _shown(_controlled(request))
 
 
 @router.post("/scheduler")
 async def change_scheduler(request: Request) -> Response:
     """Changes some fields of what GET shows, from the next step on. All of them or none."""
-    service = _local_service(request)
+    service = _controlled(request)
     if not request.headers.get("content-type", "").startswith("application/json"):
         # What a page in a browser may send to this machine without asking first has another type.
         raise ApiError(415, "Send application/json.")
     changes = parse(await read_body(request, service.settings.max_body_bytes), _CHANGES)
-    engine = service.live_engine()
-    config = _changed(engine.scheduler_config, changes)
-    try:
-        await engine.follow(config)
-    except ValueError as error:
-        raise ApiError(400, str(error)) from None
-    return _shown(service)
+    async with service.changing:  # else of two changes at a time one would be lost
+        engine = service.live_engine()
+        config = _changed(engine.scheduler_config, changes)
+        try:
+            await engine.follow(config)
+        except ValueError as error:
+            raise ApiError(400, str(error)) from None
+        return _shown(service)
 
 
-def _local_service(request: Request) -> Service:
-    """Raises ApiError: 403 for whoever is not on this machine."""
+def _controlled(request: Request) -> Service:
+    """Raises ApiError: 403 for whoever is not on this machine, where the gate has not asked for an admin key."""
     client = request.client
-    if client is None or not _is_loopback(client.host) or "x-forwarded-for" in request.headers:
-        raise ApiError(403, "The admin endpoints answer on the server's own machine only.")
+    if holder_of(request) is None and (
+        client is None or not _is_loopback(client.host) or "x-forwarded-for" in request.headers
+    ):
+        raise ApiError(403, "Without --api-keys the admin endpoints answer on the server's own machine only.")
     service: Service = request.app.state.service
     return service
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 import headway
 from headway.server import admin
+from headway.server.access import Gate
 from headway.server.envelope import Envelope
 from headway.server.errors import FAILURES, ApiError, as_api_error, internal_error
 from headway.server.routes import BODIES, router
@@ -29,7 +30,8 @@ class _App(FastAPI):
     """FastAPI with the envelope around all of its layers, so that errors of any of them are in it."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return Envelope(super().build_middleware_stack(), self.state.service.settings.cors_origins)
+        service = self.state.service
+        return Envelope(Gate(super().build_middleware_stack(), service), service.settings.cors_origins)
 
 
 def create_app(engine: Engine | None = None, settings: ServerSettings | None = None) -> FastAPI:

@@ -11,7 +11,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_EXPOSED = "x-request-id, openai-processing-ms, retry-after, x-should-retry"
+_LIMITS = [f"x-ratelimit-{what}-{of}" for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")]
+_EXPOSED = ", ".join(["x-request-id", "openai-processing-ms", "retry-after", "x-should-retry", *_LIMITS])
 
 
 class Envelope:

@@ -54,6 +54,8 @@ class ApiError(Exception):
         return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
 
     def headers(self) -> dict[str, str]:
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         if self.retry_after is not None:
             return {"retry-after": str(self.retry_after)}
         if self.status in _RETRIED or self.status >= 500:
@@ -62,6 +64,13 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         return Response(self.body(), self.status, self.headers(), media_type="application/json")
+
+
+class OverQuota(ApiError):
+    """A tenant has used up what it may have in a minute. `seconds` until it has room again."""
+
+    def __init__(self, message: str, seconds: int) -> None:
+        super().__init__(429, message, code="rate_limit_exceeded", retry_after=seconds)
 
 
 def as_api_error(error: Exception) -> ApiError:

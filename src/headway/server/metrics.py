@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,6 @@ from headway.server.tally import REJECTIONS, REQUEST_CLASSES, SERVED_STATES, His
 
 if TYPE_CHECKING:
     from headway.engine.api import Engine
-
-NOT_YET = math.nan
-"""The value of a gauge that nothing feeds."""
 
 _WAITS = tuple(state for state in State if state not in SERVED_STATES)
 _QUEUE_WAITS = tuple(state for state in _WAITS if state is not State.INTAKE)
@@ -117,7 +113,20 @@ class Exposition(Collector):
             "Padding / tokens computed, over all steps.",
             stats.num_pad_tokens / computed if computed else 0.0,
         )
-        yield gauge("headway:fairness_index", "Jain's index of the tokens served to tenants.", NOT_YET)
+        yield gauge(
+            "headway:fairness_index",
+            "Jain's index of tokens computed / weight in the last 30 s, over the tenants that had requests waiting "
+            "all the time: 1 is fair, 1/n is all to one of n; NaN where fewer than two had.",
+            stats.fairness,
+        )
+        yield self._labelled(
+            GaugeMetricFamily,
+            "headway:tenant_virtual_tokens",
+            "The fair policy's account: tokens computed for the tenants of the key file / weight; who comes back from "
+            "idling is lifted to where the others are.",
+            "tenant",
+            stats.tenant_counters,
+        )
         yield gauge("headway:step_time_error", "Mean relative error of predicted step times.", stats.step_time_error)
 
     def _engine_counters(self) -> Iterator[Metric]:
@@ -145,6 +154,13 @@ class Exposition(Collector):
             "headway:watchdog_alarms_total",
             "Times that nothing happened though requests waited.",
             self.engine.num_alarms,
+        )
+        yield self._labelled(
+            CounterMetricFamily,
+            "headway:tenant_tokens_total",
+            "Tokens computed for the tenants of the key file, cached ones not counted.",
+            "tenant",
+            stats.tenant_tokens,
         )
         for name, text in (
             ("drafts", "Drafts."),

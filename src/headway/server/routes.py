@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 import headway
 from headway.core.request import RequestError
+from headway.server.access import holder_of, within
 from headway.server.answer import Answer, Identity, Wants
 from headway.server.body import parse, read_body
 from headway.server.chat import ChatAnswer
@@ -71,12 +72,13 @@ async def completions(request: Request) -> Response:
     """Continue one or more prompts."""
     service = _service(request)
     service.live_engine()
+    _knock(request)
     body = await _body(request, _COMPLETION)
     service.check_model(body.model)
     params = completion_params(body)
     prompts = await service.prompts.completion(body, params.max_tokens, service.max_sequences)
     identity = _identity("cmpl", body, service)
-    streams = service.submit(prompts, params, terms(body), identity.id, "prompt")
+    streams = service.submit(prompts, params, within(holder_of(request), terms(body), body), identity.id, "prompt")
     wants = _wants(body, logprobs=params.logprobs is not None)
     tokenizer = service.engine.tokenizer
     echoes = [prompt.shown(tokenizer, params.skip_special_tokens) for prompt in prompts] if body.echo else ()
@@ -88,14 +90,23 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     service = _service(request)
     service.live_engine()
+    _knock(request)
     body = await _body(request, _CHAT)
     service.check_model(body.model)
     params = chat_params(body)
     prompt = await service.prompts.chat(body, params.max_tokens)
     identity = _identity("chatcmpl", body, service)
-    streams = service.submit([prompt], params, terms(body), identity.id, "messages")
+    streams = service.submit([prompt], params, within(holder_of(request), terms(body), body), identity.id, "messages")
     wants = _wants(body, logprobs=params.logprobs is not None)
     return await _deliver(request, body, ChatAnswer(identity, wants, streams, service.engine.tokenizer))
+
+
+def _knock(request: Request) -> None:
+    """Raises OverQuota: the tenant has sent too many requests."""
+    holder = holder_of(request)
+    quota = _service(request).quotas.get(holder.tenant) if holder is not None else None
+    if quota is not None:
+        quota.knock()
 
 
 def _identity(prefix: str, body: Generate, service: Service) -> Identity:

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import uvicorn
 
@@ -49,9 +50,17 @@ def serve(
         sockets = listen(host, port)
     except ListenError as error:
         return _failed(str(error))
-    serving = _Serving(config or EngineConfig(), sockets, settings or ServerSettings())
+    settings = settings or ServerSettings()
+    serving = _Serving(_with_tenants(config or EngineConfig(), settings), sockets, settings)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         return runner.run(serving.run(loop_factory))
+
+
+def _with_tenants(config: EngineConfig, settings: ServerSettings) -> EngineConfig:
+    """The tenants that the keys name, with their weights and limits."""
+    if settings.keys is None:
+        return config
+    return replace(config, scheduler=replace(config.scheduler, tenants=settings.keys.tenants))
 
 
 def _failed(why: str) -> int:

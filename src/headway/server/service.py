@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from headway.server.errors import FAILURES, ApiError
 from headway.server.metrics import Exposition
 from headway.server.outbox import Outbox
 from headway.server.prompts import Prompt, PromptReader
+from headway.server.quota import Quota, quotas
 from headway.server.settings import ServerSettings
 from headway.server.tally import Tally
 from headway.server.timelines import Timelines
@@ -29,6 +31,9 @@ class Service:
         self.settings = settings
         self.tally = Tally()
         self.timelines = Timelines()
+        self.quotas: dict[str, Quota] = quotas(settings.keys.rates) if settings.keys is not None else {}
+        self.changing = asyncio.Lock()
+        """Held by whoever changes how requests are scheduled, from reading what is so to its being followed."""
         self.outbox = Outbox()
         self.stopping = False
         self._engine: Engine | None = None
@@ -114,6 +119,10 @@ class Service:
             )
         engine = self.live_engine()
         streams: list[Stream] = []
+        quota = self.quotas.get(terms.tenant)
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        if quota is not None:
+            quota.pay(prompt_tokens)
         try:
             for i, prompt in enumerate(prompts):
                 stream = engine.generate(
@@ -134,5 +143,9 @@ class Service:
             for stream in streams:
                 stream.abort()
             self.tally.miss(terms.request_class, terms.slo)
+            if quota is not None:
+                quota.give_back(prompt_tokens)
             raise
+        if quota is not None:
+            quota.follow(streams)
         return streams

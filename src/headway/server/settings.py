@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.server.keys import Keyring
+
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
@@ -14,6 +16,7 @@ class ServerSettings:
     gets a comment, so that proxies keep it open. `grace_seconds`: how long requests in flight may go on after SIGTERM.
     `keep_alive_seconds`: how long an idle connection stays open. `status_line`: whether a line a second on standard
     error says what the server does while it has work. `cors_origins`: origins whose pages may read answers.
+    `keys`: who is let in; None lets everybody in, and the admin endpoints answer on this machine only.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -22,3 +25,4 @@ class ServerSettings:
     keep_alive_seconds: int = 75
     cors_origins: Sequence[str] = ("*",)
     status_line: bool = False
+    keys: Keyring | None = None

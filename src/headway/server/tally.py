@@ -11,7 +11,7 @@ from headway.core.batch import Finished
 from headway.core.request import FinishReason, Slo
 from headway.engine.api import Choice, EngineStats, Stream
 from headway.engine.router import StepTimes
-from headway.server.errors import ApiError
+from headway.server.errors import ApiError, OverQuota
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
@@ -22,6 +22,9 @@ _STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 REQUEST_CLASSES = ("", "realtime", "batch")
 REJECTIONS = (
     "queue_full",
+    "quota",
+    "unauthorized",
+    "forbidden",
     "context_length_exceeded",
     "invalid_request",
     "unknown_model",
@@ -149,6 +152,8 @@ def _kept(end: Finished, slo: Slo) -> bool:
 def _reason(error: ApiError) -> str:
     if error.code in ("context_length_exceeded", "body_too_large"):
         return error.code
-    return {404: "unknown_model", 429: "queue_full"}.get(
+    if isinstance(error, OverQuota):
+        return "quota"
+    return {401: "unauthorized", 403: "forbidden", 404: "unknown_model", 429: "queue_full"}.get(
         error.status, "unavailable" if error.status >= 500 else "invalid_request"
     )

@@ -59,8 +59,28 @@ def test_a_long_backlog_is_shared_by_weight():
     assert tokens["bronze"] == pytest.approx(2_000, rel=0.03)
 
 
-def test_idling_earns_no_credit():
-    queue = Queue(policies.make("fair"))
+def test_idling_earns_no_more_than_the_credit():
+    queue = Queue(Fair(credit=100.0))
+    queue.serve(queue.add(prompt_len=1000, tenant="busy"), 400)
+    back = queue.add(prompt_len=500, tenant="back")
+    queue.serve(back, 99)
+    assert queue.order() == [1, 0]
+    queue.serve(back, 2)
+    assert queue.order() == [0, 1]
+
+
+def test_who_always_has_a_little_to_do_hoards_no_more_than_the_credit_either():
+    queue = Queue(Fair(credit=100.0))
+    busy = queue.add(prompt_len=20_000, tenant="busy")
+    little = queue.add(prompt_len=2_000, tenant="little")
+    queue.serve(busy, 5_000)
+    queue.serve(little, 10)
+    queue.add(tenant="little")
+    assert queue.policy.counters()[queue.table.code("little")] == 4_900
+
+
+def test_without_credit_idling_earns_nothing():
+    queue = Queue(Fair(credit=0.0))
     busy = queue.add(prompt_len=500, tenant="busy")
     queue.serve(busy, 400)
     back = queue.add(prompt_len=500, tenant="back")
@@ -69,7 +89,7 @@ def test_idling_earns_no_credit():
 
 
 def test_the_last_to_leave_sets_the_floor():
-    queue = Queue(policies.make("fair"))
+    queue = Queue(Fair(credit=0.0))
     queue.serve(queue.add(tenant="a"), 15)
     queue.end(0)
     b, a = queue.add(tenant="b"), queue.add(tenant="a")

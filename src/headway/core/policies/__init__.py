@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -39,19 +40,27 @@ POLICIES: dict[str, type[Policy]] = {
 AGED = "aged:"
 
 
-def make(name: str, step_time: StepTimeModel | None = None, overtaking: int = OVERTAKING) -> Policy:
+def make(
+    name: str,
+    step_time: StepTimeModel | None = None,
+    overtaking: int = OVERTAKING,
+    weights: Mapping[str, float] | None = None,
+) -> Policy:
     """The policy of this name: one of POLICIES, or a user's own class as "module:Class" or "path/to/file.py:Class".
 
     "aged:" before any of these wraps it in Aged. `step_time` is for those that predict how long a request will take,
-    `overtaking` the bound in tokens of those that are aged.
+    `overtaking` the bound in tokens of those that are aged, and the credit of those that share by tenant, `weights`
+    the tenants'.
 
     Raises:
         ValueError: there is none of this name, or it cannot be loaded; the message says why.
     """
     if name.startswith(AGED):
-        return Aged(make(name.removeprefix(AGED), step_time, overtaking), overtaking)
+        return Aged(make(name.removeprefix(AGED), step_time, overtaking, weights), overtaking)
     if name == "default":
         return Default(overtaking)
+    if name == "fair":
+        return Fair(weights, credit=overtaking)
     if name == "least-laxity":
         return LeastLaxity(step_time)
     if name in POLICIES:

@@ -36,6 +36,7 @@ class Aged(Policy):
             raise ValueError(f"overtaking must be at least 1 token, got {overtaking}")
         self.policy = policy
         self.overtaking = overtaking
+        self.pauses = policy.pauses
         self._due = -1
         self._begun = False
         self._later = 0.0
@@ -60,6 +61,9 @@ class Aged(Policy):
 
     def its_turn(self, step: int) -> bool:
         return self.policy.its_turn(step)
+
+    def counters(self) -> Floats | None:
+        return self.policy.counters()
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)

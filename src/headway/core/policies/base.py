@@ -24,6 +24,8 @@ class Policy(metaclass=ABCMeta):
 
     bounded = False
     overtaking = 0
+    pauses = False
+    """Where rows are short the scores alone decide who gets them: those on board pause for those of lower score."""
 
     @abstractmethod
     def score(self, queue: Rows, now: float) -> Floats:
@@ -43,6 +45,10 @@ class Policy(metaclass=ABCMeta):
         """Whether those who take turns may be admitted in this step."""
         return True
 
+    def counters(self) -> Floats | None:
+        """float64[k]: service by tenant's code as the policy accounts for it; None where it keeps no such account."""
+        return None
+
     def arrived(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
         """Requests have joined the queue for the first time. Rows are reused: what was noted of them is void."""
 
@@ -51,6 +57,12 @@ class Policy(metaclass=ABCMeta):
 
     def ended(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
         """Requests have finished or were aborted."""
+
+
+def standing(policy: Policy, rows: Rows) -> Ints | None:
+    """int32[n]: the ranks by which some give their places and blocks up to others; None where nobody does, because the
+    policy knows no ranks or lets rows pause instead."""
+    return None if policy.pauses else policy.rank(rows)
 
 
 def in_order(policy: Policy, rows: Rows) -> Longs:
