@@ -11,10 +11,14 @@ from headway.core.batch import Batch, Ints, Longs, Wait
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.kv_cache import BlockEntries, join_entries
+from headway.core.load import Load
 from headway.core.policies.base import in_order
 from headway.core.room import NOBODY, Room
+from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, Floats, RequestTable, Rows, RowSet
+
+HARDLY_LONGER = 1.15
 
 
 class Lineup:
@@ -28,6 +32,7 @@ class Lineup:
         board: Board,
         room: Room,
         accounting: Accounting,
+        model: StepTimeModel,
     ) -> None:
         self._strategies = strategies
         self._table = table
@@ -36,6 +41,7 @@ class Lineup:
         self._room = room
         self._pool = board.pool
         self._accounting = accounting
+        self._model = model
 
     def ready(self) -> Longs:
         """Rows on board that may be launched once more and still have something to compute."""
@@ -140,7 +146,27 @@ class Lineup:
             members = Rows(table, rows[of_rank], now)
             tokens[of_rank] = granted = budget.grant(members, limits, now)
             limits = limits.beside(members, granted)
+        prompts = (tokens > 1) & np.isnan(table.first_token[rows])
+        if prompts.any():
+            below = (ranks > ranks[prompts].min()) & (tokens > 0)
+            if below.any() and self.apart(
+                self._load(rows[~below], tokens[~below]), self._load(rows[below], tokens[below])
+            ):
+                tokens[below] = 0
         return tokens
+
+    def _load(self, rows: Longs, tokens: Ints) -> Load:
+        computing = tokens > 0
+        rows, tokens = rows[computing], tokens[computing]
+        starts = np.maximum(self._table.computed[rows], self._table.cached[rows])
+        return Load.of(starts, tokens, np.zeros(len(tokens), np.int32))
+
+    def apart(self, prompts: Load, below: Load) -> bool:
+        """Whether those below pause while prompts of a higher rank are computed: where a step for each takes hardly
+        longer than one for both, a first token need not wait for what is less urgent."""
+        both = Load(*(one + other for one, other in zip(prompts, below, strict=True)))
+        predict = self._model.predict
+        return self._model.fitted and predict(prompts) + predict(below) <= HARDLY_LONGER * predict(both)
 
     def seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:
         """Finds blocks, and slots for those who join.
