@@ -1,8 +1,8 @@
 """A high class among low ones: its first token when every row and every place on board is taken.
 
 The embedded model in this process, in-flight batching, order "priority", max_num_seqs = max_batch_size = 64. 64 low
-requests decode, more of them wait, and high ones come one after the other at random times. A high one takes the place
-of a low one, which is swapped out or computed anew, and finishes later.
+requests decode, and high ones come one after the other at random times. A high one takes the place of a low one, which
+is swapped out or computed anew, and finishes later.
 
 Bars: P99 TTFT of the high class at most two median steps of 64 rows and the time that its prompt takes alone; every
 low answer has the tokens that it has without the high class.

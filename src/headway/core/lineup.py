@@ -19,6 +19,7 @@ from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, Floats, RequestTable, Rows, RowSet
 
 HARDLY_LONGER = 1.15
+"""Two steps instead of one may take so many times as long where lower ranks pause for a prompt."""
 
 
 class Lineup:
