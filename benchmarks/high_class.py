@@ -118,7 +118,7 @@ def run(args: Namespace) -> int:
     table.add_row("low answers changed", str(changed), "", "")
     table.add_row("places taken", str(paused), "", "")
     table.add_row("makespan with / without", f"{mixed.duration:.1f} s", f"{low.duration:.1f} s", "")
-    kept = p99 <= allowed and changed == 0 and paused >= high // 2
+    kept = bool(p99 <= allowed and changed == 0 and paused >= high // 2)
     notes = [] if full else ["some low requests had ended before the last high one came: not every board was full"]
     sentence = (
         f"P99 TTFT of the high class with {ROWS} low ones on board is {p99 * 1e3:.0f} ms, of {allowed * 1e3:.0f} ms "
