@@ -1,8 +1,8 @@
 """A high class among low ones: its first token when every row and every place on board is taken.
 
 The embedded model in this process, in-flight batching, order "priority", max_num_seqs = max_batch_size = 64. 64 low
-requests decode, more of them wait, and high ones come one after the other at random times. A high one takes the place
-of a low one, which is swapped out or computed anew, and finishes later.
+requests decode, and high ones come one after the other at random times. A high one takes the place of a low one, which
+is swapped out or computed anew, and finishes later.
 
 Bars: P99 TTFT of the high class at most two median steps of 64 rows and the time that its prompt takes alone; every
 low answer has the tokens that it has without the high class.
@@ -118,7 +118,7 @@ def run(args: Namespace) -> int:
     table.add_row("low answers changed", str(changed), "", "")
     table.add_row("places taken", str(paused), "", "")
     table.add_row("makespan with / without", f"{mixed.duration:.1f} s", f"{low.duration:.1f} s", "")
-    kept = p99 <= allowed and changed == 0 and paused >= high // 2
+    kept = bool(p99 <= allowed and changed == 0 and paused >= high // 2)
     notes = [] if full else ["some low requests had ended before the last high one came: not every board was full"]
     sentence = (
         f"P99 TTFT of the high class with {ROWS} low ones on board is {p99 * 1e3:.0f} ms, of {allowed * 1e3:.0f} ms "

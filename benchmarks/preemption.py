@@ -57,7 +57,7 @@ ENGINE = SchedulerConfig(
 )
 """Without prefix caching, so that what is computed again is the preemption's own doing."""
 
-REAL_ROWS, REAL_REQUESTS, REAL_ROUNDS = 16, 32, 2
+REAL_ROWS, REAL_REQUESTS, REAL_ROUNDS = 16, 24, 2
 REAL = replace(ENGINE, policy="fcfs", max_batch_size=REAL_ROWS, max_num_seqs=REAL_ROWS, max_num_batched_tokens=128)
 
 
@@ -293,7 +293,7 @@ def run(args: Namespace) -> int:
     if args.part != "paced":
         rounds = 1 if args.quick else REAL_ROUNDS
         with measured() as used:
-            real_kept, real = real_part(args.seed, 24 if args.quick else REAL_REQUESTS, rounds, table)
+            real_kept, real = real_part(args.seed, 16 if args.quick else REAL_REQUESTS, rounds, table)
         others = used.others
         kept &= real_kept
         samples["real"] = real

@@ -130,3 +130,19 @@ def test_nothing_is_lost_when_classes_displace_each_other(
         if abort is None:
             assert len(world.tokens[handle]) == min(most, natural, 40 - prompt)
     assert world.scheduler.pool.available == world.num_blocks
+
+
+@pytest.mark.parametrize(("base", "apart"), [(0.0, True), (1.0, False)])
+def test_low_ones_pause_for_a_high_prompt_where_that_costs_hardly_anything(base, apart):
+    """A step of its own for the prompt costs the base once more."""
+    world = full_of_low_ones(batching="continuous", depth=1)
+    run_until(world, 8.5)
+    model = world.scheduler.step_time
+    model._coefficients = (base, 0.01, 0.0, 0.0, 0.0, 0.0)
+    world.add(9, prompt_len=5, max_tokens=3, arrival=8.5, priority=HIGH)
+    world.step()
+    world.step()
+    rows = [len(batch.rows) for batch in world.executor.batches if 5 in batch.num_tokens.tolist()]
+    assert rows == [1 if apart else 4]
+    world.drain()
+    assert [len(world.tokens[handle]) for handle in range(4)] == [40] * 4

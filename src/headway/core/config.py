@@ -22,7 +22,7 @@ class SchedulerConfig:
 
     The strategies, by the names that `strategies.py` knows: `batching`, when requests may join (`static_timeout` and
     `max_wait`, in seconds, are how long an unfull group is waited for by the static and the dynamic one); `policy`, who
-    goes first; `budget`, how many tokens each gets. `backfill`: one that does not fit is passed by others that do.
+    goes first; `budget`, how many tokens each gets. `backfill`: one that does not fit is passed by small ones that do.
     `prefix_caching`: the known beginning of a prompt is not computed again. `preemption`: what becomes of the KV of who
     leaves under pressure ("swap", "recompute", or "auto", whichever is cheaper each time); `kv_reservation`: what
     admission keeps free for answers ("optimistic" nothing, "predicted" what they will probably need, "full" all that

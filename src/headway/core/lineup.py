@@ -12,12 +12,16 @@ from headway.core.batch import Batch, Bools, Ints, Longs, Wait
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.kv_cache import BlockEntries, join_entries
+from headway.core.load import Load
 from headway.core.policies.base import in_order, standing
 from headway.core.room import NOBODY, Room
+from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.table import RUNNING, Floats, RequestTable, Rows, RowSet
 
 OUTRANKED = "a better rank goes first"
+HARDLY_LONGER = 1.15
+"""Two steps instead of one may take so many times as long where lower ranks pause for a prompt."""
 
 
 class Lineup:
@@ -31,6 +35,7 @@ class Lineup:
         board: Board,
         room: Room,
         accounting: Accounting,
+        model: StepTimeModel,
     ) -> None:
         self._strategies = strategies
         self._table = table
@@ -39,6 +44,7 @@ class Lineup:
         self._room = room
         self._pool = board.pool
         self._accounting = accounting
+        self._model = model
         self._verdict: tuple[State, str] = (WAIT_STEP, "")
         self._refused: dict[int, tuple[State, str]] = {}
 
@@ -189,7 +195,32 @@ class Lineup:
             limits = limits.beside(members, granted)
             if self._strategies.policy.pauses and np.count_nonzero(granted > 1):
                 limits = replace(limits, tokens=min(limits.tokens, int(np.count_nonzero(everybody.work == 1))))
+        if not self._strategies.policy.pauses:
+            self._set_below_apart(rows, tokens, ranks)
         return tokens
+
+    def _set_below_apart(self, rows: Longs, tokens: Ints, ranks: Ints) -> None:
+        """Takes the tokens from those of lower rank than a prompt of the step, if they had better be a step apart."""
+        prompts = (tokens > 1) & np.isnan(self._table.first_token[rows])
+        if prompts.any():
+            below = (ranks > ranks[prompts].min()) & (tokens > 0)
+            if below.any() and self.apart(
+                self._load(rows[~below], tokens[~below]), self._load(rows[below], tokens[below])
+            ):
+                tokens[below] = 0
+
+    def _load(self, rows: Longs, tokens: Ints) -> Load:
+        computing = tokens > 0
+        rows, tokens = rows[computing], tokens[computing]
+        starts = np.maximum(self._table.computed[rows], self._table.cached[rows])
+        return Load.of(starts, tokens, np.zeros(len(tokens), np.int32))
+
+    def apart(self, prompts: Load, below: Load) -> bool:
+        """Whether those below pause while prompts of a higher rank are computed: where a step for each takes hardly
+        longer than one for both, a first token need not wait for what is less urgent."""
+        both = Load(*(one + other for one, other in zip(prompts, below, strict=True)))
+        predict = self._model.predict
+        return self._model.fitted and predict(prompts) + predict(below) <= HARDLY_LONGER * predict(both)
 
     def seat(self, rows: Longs, tokens: Ints, now: float) -> tuple[Longs, Ints, Longs, BlockEntries]:
         """Finds blocks, and slots for those who join.

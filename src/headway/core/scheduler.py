@@ -36,6 +36,7 @@ from headway.core.decode_step import DecodeStep
 from headway.core.fairness import TenantService
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import OUTRANKED, Lineup
+from headway.core.load import Load
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
 from headway.core.preemption import GUARDED_STEPS
@@ -110,7 +111,7 @@ class Scheduler:
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
         room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
-        self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting)
+        self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
         self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
         self._sized_for = strategies.config
         self._copied_out: dict[int, list[tuple[int, int]]] = {}
@@ -355,17 +356,22 @@ class Scheduler:
         tokens = batch.total_tokens + late.total_tokens - self.config.max_num_batched_tokens
         freed = np.cumsum(batch.num_tokens[below])
         count = max(rows, int(np.searchsorted(freed, tokens)) + 1 if tokens > 0 else 0)
+        if len(below) and late.load.tokens > late.load.rows:
+            keep = without(batch, below).load
+            prompts = Load(*(one + other for one, other in zip(keep, late.load, strict=True)))
+            paused = Load.of(batch.starts[below], batch.num_tokens[below], batch.pad_tokens[below])
+            count = len(below) if self._lineup.apart(prompts, paused) else count
         if count <= 0:
             return batch
         leave = below[:count]
-        paused, table = batch.rows[leave], self.table
-        table.computed[paused] -= batch.num_tokens[leave]
-        table.target[paused] -= batch.samples[leave]
-        table.launched[paused] -= 1
+        gone, table = batch.rows[leave], self.table
+        table.computed[gone] -= batch.num_tokens[leave]
+        table.target[gone] -= batch.samples[leave]
+        table.launched[gone] -= 1
         self.counters.num_batched_rows -= len(leave)
         self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
-        self._lineup.note_waits(paused[table.phase[paused] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
-        self._settle(paused, now)
+        self._lineup.note_waits(gone[table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
+        self._settle(gone, now)
         return without(batch, leave)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
