@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from headway.cli.engine_flags import MODEL_HELP, add_engine_arguments, engine_config
-from headway.cli.values import memory_size, nonnegative, port_number, positive
+from headway.cli.values import class_slo, memory_size, nonnegative, port_number, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--grace-seconds", type=nonnegative, default=10.0, metavar="S", help="for requests in flight when stopping"
     )
+    group.add_argument(
+        "--class-slo",
+        action="append",
+        type=class_slo,
+        default=[],
+        metavar="CLASS=ttft:MS,...",
+        help="what a class is promised by default: ttft, tpot, deadline, max_queue",
+    )
     group.add_argument("--event-log", metavar="FILE", help="write down all that drives the scheduler")
     add_engine_arguments(parser)
 
@@ -45,5 +53,6 @@ def run(args: argparse.Namespace) -> int:
         max_body_bytes=args.max_body_size,
         grace_seconds=args.grace_seconds,
         cors_origins=tuple(args.allowed_origin or "*"),
+        class_slo=dict(args.class_slo),
     )
     return serve(config, args.host, args.port, settings)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ADMISSIONS = ("accept", "relegate", "refuse")
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -23,7 +25,9 @@ class SchedulerConfig:
     requests of like lengths into one padded group; none is passed over for that longer than `cluster_wait` seconds.
     `max_overtaking`: tokens of later arrivals that the default policy and aged ones serve ahead of a request before it
     goes first (None: as many as 64 full steps compute).
-    `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
+    `tpot_slo`: seconds per token that the latency budget keeps for those who decode and were promised nothing else.
+    `admission`: what becomes of a request that was promised something which, as is predicted when it comes, cannot be
+    kept: "accept" it like any other, "relegate" it behind those that can, or "refuse" it.
     """
 
     batching: str = "inflight"
@@ -36,6 +40,7 @@ class SchedulerConfig:
     cluster_wait: float = 30.0
     max_overtaking: int | None = None
     tpot_slo: float = 0.05
+    admission: str = "accept"
     backfill: bool = True
     prefix_caching: bool = True
 
@@ -54,6 +59,8 @@ class SchedulerConfig:
         for name in ("static_timeout", "max_wait", "cluster_wait"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0 seconds, got {getattr(self, name)}")
+        if self.admission not in ADMISSIONS:
+            raise ValueError(f"admission must be one of {', '.join(ADMISSIONS)}, got {self.admission!r}")
         if not self.tpot_slo > 0:
             raise ValueError(f"tpot_slo must be more than 0 seconds, got {self.tpot_slo}")
         if self.budget == "latency" and not self.chunked_prefill:

@@ -18,12 +18,13 @@ from headway.core.batch import Batch, Bools, Finished, Ints, Longs, StepEvents, 
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
+from headway.core.forecast import Forecaster
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
 from headway.core.prefix import PrefixIndex
-from headway.core.request import FinishReason, Request, RequestError
+from headway.core.request import NO_SLO, FinishReason, Request, RequestError, Unattainable
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
@@ -82,6 +83,7 @@ class Scheduler:
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len)
         self.log = log
         room = Room(self.table, pool, self.board, strategies, self._preempt)
+        self.forecaster = Forecaster(self.table, self.waiting, self.board, strategies, self.step_time)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting)
         self._sized_for = strategies.config
         self._step_id = 0
@@ -121,6 +123,7 @@ class Scheduler:
 
         Raises:
             RequestError: it could never be served: empty, or longer than the model or the KV pool allows.
+            Unattainable: it is predicted to miss what it was promised, and such requests are refused.
         """
         if self.log:
             self.log(("add", now, request))
@@ -135,8 +138,24 @@ class Scheduler:
         self.board.look_up(row)  # so that policies see uncached work
         self.output_length.begin(self.table, np.array([row]))
         self.strategies.policy.arrived(Rows(self.table, np.array([row]), now), now)
+        if self.config.admission != "accept":
+            self._judge(row, request, now)
         self._more = True
         self.strategies.formation.arrived(request.arrival)
+
+    def _judge(self, row: int, request: Request, now: float) -> None:
+        """Whoever is predicted to miss what it was promised is relegated, or refused and holds nothing."""
+        forecast = self.forecaster.of(row, now) if request.slo != NO_SLO else None
+        if forecast is not None and not forecast.keeps(Rows(self.table, np.array([row]), now)):
+            if self.config.admission == "refuse":
+                self.strategies.policy.ended(Rows(self.table, np.array([row]), now), now)
+                self.waiting.discard(row)
+                self.board.forget(row)
+                self.table.free(row)
+                raise Unattainable(forecast.complaint(request.slo), forecast.wait)
+            self.table.relegated[row] = 1
+            return
+        self.forecaster.accepted(row)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""

@@ -37,7 +37,7 @@ BUDGETS: dict[str, Callable[[SchedulerConfig, StepTimeModel], Budget]] = {
 
 
 FORMATION_FIELDS = ("batching", "static_timeout", "max_wait", "wait_window", "max_batch_size")
-POLICY_FIELDS = ("policy", "overtaking", "length_clusters", "cluster_wait")
+POLICY_FIELDS = ("policy", "overtaking", "admission", "length_clusters", "cluster_wait")
 """What of the configuration each is made from."""
 
 
@@ -94,6 +94,8 @@ def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
 def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
     """Raises ValueError for an unknown name, and for length clusters where no group is padded."""
     made = policies.make(config.policy, model, config.overtaking)
+    if config.admission == "relegate" and not made.relegates:
+        made = policies.Relegating(made, model)
     if not config.length_clusters:
         return made
     if not formation(config).lingers:

@@ -35,14 +35,16 @@ class RequestTable:
 
     phase int8; slot int64, the executor's row or -1; handle int64; seq int64, the order of adding (breaks ties);
     arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
-    codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
-    length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
-    exists or is being computed by a launched step; cached, what the prefix index held when last asked; shared, blocks
-    of that which others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
-    steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it that `computed` does not show;
-    backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose
-    output lengths are like its own (-1: its length is known). stop_ids: as many columns as a row
-    has stop tokens, padded with -1.
+    codes); deadline and first_due float64 s on the engine's clock, by when its last and first token are promised; tpot
+    float64 s, what is promised per token after the first (inf where nothing is). All others are int32: prompt_len;
+    length, known tokens; target, length and the tokens that launched steps will yield; limit, the length at which it
+    ends; computed, tokens whose KV exists or is being computed by a launched step; cached, what the prefix index held
+    when last asked; shared, blocks of that which others hold; hits, tokens it found at first; chain, launched steps
+    that may hold the row; launched, steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it
+    that `computed` does not show; backfilled, 1 when let past another that did not fit; predicted, output length to
+    expect; length_group, whose output lengths are like its own (-1: its length is known); relegated, 1 when it was
+    predicted on arrival that its promise cannot be kept. stop_ids: as many columns as a row has stop tokens, padded
+    with -1.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
@@ -53,6 +55,8 @@ class RequestTable:
     arrival: Floats
     first_token: Floats
     deadline: Floats
+    first_due: Floats
+    tpot: Floats
     priority: Ints
     tenant: Ints
     request_class: Ints
@@ -72,13 +76,25 @@ class RequestTable:
     backfilled: Ints
     predicted: Ints
     length_group: Ints
+    relegated: Ints
     stop_ids: list[Ints]
 
     _COUNTS = (
         "priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
-        "blocks preemptions carried backfilled predicted length_group"
+        "blocks preemptions carried backfilled predicted length_group relegated"
     )
-    _FROM_ZERO = ("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "carried", "backfilled")
+    _FROM_ZERO = (
+        "computed",
+        "cached",
+        "shared",
+        "hits",
+        "launched",
+        "blocks",
+        "preemptions",
+        "carried",
+        "backfilled",
+        "relegated",
+    )
     _COLUMNS = {
         "phase": np.int8,
         "slot": np.int64,
@@ -87,6 +103,8 @@ class RequestTable:
         "arrival": np.float64,
         "first_token": np.float64,
         "deadline": np.float64,
+        "first_due": np.float64,
+        "tpot": np.float64,
         **dict.fromkeys(_COUNTS.split(), np.int32),
     }
 
@@ -127,7 +145,10 @@ class RequestTable:
         self.seq[row] = self._seq
         self.arrival[row] = request.arrival
         self.first_token[row] = np.nan
-        self.deadline[row] = request.arrival + request.slo.deadline
+        slo = request.slo
+        self.deadline[row] = request.arrival + slo.deadline
+        self.first_due[row] = request.arrival + slo.ttft
+        self.tpot[row] = slo.tpot
         self.priority[row] = request.priority
         self.tenant[row] = self.code(request.tenant)
         self.request_class[row] = self.code(request.request_class)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.core.request import Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +15,7 @@ class ServerSettings:
     `max_body_bytes`: a larger request body is refused with 413. `ping_seconds`: a stream that was silent for so long
     gets a comment, so that proxies keep it open. `grace_seconds`: how long requests in flight may go on after SIGTERM.
     `keep_alive_seconds`: how long an idle connection stays open. `cors_origins`: origins whose pages may read answers.
+    `class_slo`: what requests of a class ("" is those of none) are promised where they do not say themselves.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -20,3 +23,4 @@ class ServerSettings:
     grace_seconds: float = 10.0
     keep_alive_seconds: int = 75
     cors_origins: Sequence[str] = ("*",)
+    class_slo: Mapping[str, Slo] = field(default_factory=dict)

@@ -19,6 +19,7 @@ from headway.core.policies.lpm import Lpm
 from headway.core.policies.mlfq import Mlfq
 from headway.core.policies.priority import Priority
 from headway.core.policies.shortest import Default, Shortest, Sjf, Srpt
+from headway.core.policies.slo import Relegating, SloAware
 from headway.core.step_time import StepTimeModel
 
 POLICIES: dict[str, type[Policy]] = {
@@ -31,6 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
     "hrrn": Hrrn,
     "edf": Edf,
     "least-laxity": LeastLaxity,
+    "slo": SloAware,
     "mlfq": Mlfq,
     "fair": Fair,
     "lpm": Lpm,
@@ -54,6 +56,8 @@ def make(name: str, step_time: StepTimeModel | None = None, overtaking: int = OV
         return Default(overtaking)
     if name == "least-laxity":
         return LeastLaxity(step_time)
+    if name == "slo":
+        return SloAware(step_time)
     if name in POLICIES:
         return POLICIES[name]()
     if ":" in name:
@@ -100,4 +104,4 @@ def _module(source: str) -> ModuleType:
     return module
 
 
-__all__ = ["OVERTAKING", "POLICIES", "Aged", "Fcfs", "Policy", "make", "summary"]
+__all__ = ["OVERTAKING", "POLICIES", "Aged", "Fcfs", "Policy", "Relegating", "make", "summary"]

@@ -1,0 +1,68 @@
+"""By promise: those whose promise can still be kept, and then the others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.core.batch import Ints
+from headway.core.policies.base import Policy
+from headway.core.promise import Pace, costs, latest_start
+from headway.core.step_time import StepTimeModel
+from headway.core.table import Floats, Rows
+
+BEHIND = 1e12
+PATIENCE = 60.0
+"""Seconds in which a request that was promised nothing is taken to be content with its first token."""
+
+
+class Relegating(Policy):
+    """Another policy, but whose promise can no longer be kept goes behind all others, by arrival. Not bounded."""
+
+    relegates = True
+
+    def __init__(self, policy: Policy, step_time: StepTimeModel | None = None) -> None:
+        self.policy = policy
+        self.drifts = policy.drifts
+        self._step_time = step_time or StepTimeModel()
+
+    def score(self, queue: Rows, now: float) -> Floats:
+        late = latest_start(queue, Pace.of(self._step_time)) < now
+        late |= queue.first_token > queue.first_due
+        late |= queue.relegated > 0
+        score = self.policy.score(queue, now)
+        return np.where(late, BEHIND + queue.arrival, score) if np.count_nonzero(late) else score
+
+    def rank(self, rows: Rows) -> Ints | None:
+        return self.policy.rank(rows)
+
+    def arrived(self, rows: Rows, now: float) -> None:
+        self.policy.arrived(rows, now)
+
+    def served(self, rows: Rows, tokens: Ints, now: float) -> None:
+        self.policy.served(rows, tokens, now)
+
+    def ended(self, rows: Rows, now: float) -> None:
+        self.policy.ended(rows, now)
+
+
+class Worth(Policy):
+    """Least remaining cost over the root of the time allowed. Not bounded: cheaper ones overtake.
+
+    Under overload the cheapest first keeps the most promises, but none of long requests; the largest share of the
+    allowed time first is fair to these, but a device that is late for everybody keeps none. This is half way.
+    """
+
+    def __init__(self, step_time: StepTimeModel | None = None) -> None:
+        self._step_time = step_time or StepTimeModel()
+
+    def score(self, queue: Rows, now: float) -> Floats:
+        allowed = np.minimum(np.minimum(queue.first_due, queue.deadline) - queue.arrival, PATIENCE)
+        score: Floats = costs(queue, Pace.of(self._step_time)) / np.sqrt(allowed)
+        return score
+
+
+class SloAware(Relegating):
+    """By promise: of those that can be kept, cheap and hasty ones first. Not bounded: the others wait for all these."""
+
+    def __init__(self, step_time: StepTimeModel | None = None) -> None:
+        super().__init__(Worth(step_time), step_time)
