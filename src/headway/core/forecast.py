@@ -25,6 +25,8 @@ SAMPLE = 2048
 RECENT = 64
 WINDOWS = (16, 32, RECENT)
 """Arrivals over which the rate of work is taken; the lowest counts, so that no burst speaks for what will come."""
+MARGIN = 1.1
+"""By how much steps of the latency budget stay within what is promised, about."""
 LONGEST = 3600.0
 """Seconds: the longest wait that is told. What comes in faster than it goes out never ends."""
 
@@ -92,34 +94,33 @@ class Forecaster:
         others = np.concatenate([waiting[waiting != row], self._board.running.rows])
         score = self._strategies.policy.score(Rows(self._table, np.append(others, row), now), now)
         ahead = score[:-1] <= score[-1]
-        beside = self._beside(own, others[~ahead])
-        forecast = self._forecast(own, Rows(self._table, others[ahead], now), beside, stride, last=False)
-        if self._strategies.policy.relegates and not forecast.keeps(own):
-            forecast = self._forecast(own, Rows(self._table, others, now), 0.0, stride, last=True)
-        return forecast
+        return self._forecast(own, Rows(self._table, others[ahead], now), others[~ahead], stride)
 
-    def _beside(self, own: Rows, behind: Longs) -> float:
-        """Tokens that prompts on board compute while its own is computed, though they are behind it: a few share."""
-        lacking = Rows(self._table, behind[self._table.phase[behind] == RUNNING], own.now).work
-        sharing = self._strategies.config.max_num_partial_prefills - 1
-        shares = np.sort(np.minimum(lacking[lacking > 1], own.work[0]))[::-1]
-        return float(shares[:sharing].sum())
-
-    def _forecast(self, own: Rows, ahead: Rows, beside: float, stride: int, last: bool) -> Forecast:
-        """`ahead`: who goes first, on board and, one for each `stride`, in the queue. `beside`: tokens of prompts that
-        are computed with its own. `last`: whoever comes later will go first, too."""
+    def _forecast(self, own: Rows, ahead: Rows, behind: Longs, stride: int) -> Forecast:
+        """`ahead` goes first, on board and, one for each `stride`, in the queue; `behind` does not."""
         pace = Pace.of(self._model)
         cap = self._prompt_tokens(pace)
         waits = ahead.phase != RUNNING
         lacking = ahead.work
         weight = np.where(waits, stride, 1) * (waits | (lacking > 1))  # who decodes already holds its place
-        prompts = float(weight @ lacking)
+        work = int(own.work[0])
+        shared, beside = self._sharing(work, lacking[weight > 0], behind, own.now)
+        prompts = float(weight @ lacking) - shared
         steps = max(self._steps_to_a_place(ahead, weight, waits, cap), prompts / cap)
-        work = float(own.work[0]) + beside
         queue = steps * pace.decode + prompts * pace.prefill
-        wait = self._with_later(own, queue + math.ceil(work / cap) * pace.decode + work * pace.prefill, last)
+        work += beside
+        wait = self._with_later(own, queue + math.ceil(work / cap) * pace.decode + work * pace.prefill)
         tpot = pace.decode if self._strategies.config.budget == "latency" else pace.step
         return Forecast(min(queue, LONGEST), wait, wait + float(remaining_outputs(own)[0] - 1) * pace.step, tpot)
+
+    def _sharing(self, work: int, ahead: Ints, behind: Longs, now: float) -> tuple[int, int]:
+        """A few prompts share a step in equal parts: tokens of those ahead that are computed with its own `work` rather
+        than before, and how many tokens of others are done, of these and of prompts behind, when its own are."""
+        sharing = self._strategies.config.max_num_partial_prefills - 1
+        first = np.sort(ahead)[::-1][:sharing]
+        later = Rows(self._table, behind[self._table.phase[behind] == RUNNING], now).work
+        later = np.sort(later[later > 1])[::-1][: sharing - len(first)]
+        return int(first.sum()), int(np.minimum(first, work).sum() + np.minimum(later, work).sum())
 
     def _prompt_tokens(self, pace: Pace) -> float:
         """Tokens of prompts that a step can take beside its decodes."""
@@ -127,8 +128,8 @@ class Forecaster:
         most = config.max_num_batched_tokens - min(config.max_batch_size, pace.rows)
         if config.budget == "latency" and pace.prefill > 0:
             promised = self._table.tpot[self._board.running.rows]
-            promise = min(config.tpot_slo, float(promised.min(initial=math.inf)))
-            most = min(most, (promise / 1.1 - pace.decode) / pace.prefill)
+            promise = np.where(np.isinf(promised), config.tpot_slo, promised).min(initial=math.inf)
+            most = min(most, (float(promise) / MARGIN - pace.decode) / pace.prefill)
         return max(16.0, most)
 
     def _steps_to_a_place(self, ahead: Rows, weight: Ints, waits: Bools, cap: float) -> float:
@@ -154,33 +155,19 @@ class Forecaster:
         mean = float(np.concatenate(lengths).mean()) if len(board) or len(ahead) else 1.0
         return max(1, int(pool.num_blocks * pool.block_size / mean))
 
-    def _with_later(self, own: Rows, wait: float, last: bool) -> float:
-        """`wait` seconds, and the work of those who come meanwhile and go ahead.
-
-        W = wait + the sum over recent arrivals of rate x min(W, how long such a one may come and still go ahead).
-        """
+    def _with_later(self, own: Rows, wait: float) -> float:
+        """`wait` seconds, and the work of those who come in this time and go ahead, if they come as they did lately."""
         policy, now = self._strategies.policy, own.now
-        if self._count < WINDOWS[0]:
-            return wait
+        mine = float(policy.score(own, 0.0)[0])
         order = (self._count - 1 - np.arange(min(self._count, RECENT))) % RECENT
         arrived, score, cost = self._recent[order].T
-        mine = float(policy.score(own, 0.0)[0])
-        if last:
-            span = np.full(len(order), math.inf)
-        elif policy.drifts:
-            span = np.maximum(0.0, mine - (score + now - arrived))
+        if policy.drifts:
+            span = np.clip(mine - (score + now - arrived), 0.0, wait)
         else:
-            span = np.where(score < mine, math.inf, 0.0)
-        rates = [cost[:count] / max(now - arrived[count - 1], 1e-3) for count in WINDOWS if count <= len(order)]
-        least = min(range(len(rates)), key=lambda i: float(rates[i] @ (span[: len(rates[i])] > 0)))
-        rate, span = rates[least], span[: len(rates[least])]
-        total = wait
-        for _ in range(64):
-            longer = wait + float(rate @ np.minimum(span, total))
-            if longer > LONGEST or longer - total < 0.01 * total:
-                return min(longer, LONGEST)
-            total = longer
-        return total
+            span = np.where(score < mine, wait, 0.0)
+        work = np.cumsum(cost * span)
+        added = [work[count - 1] / max(now - arrived[count - 1], 1e-3) for count in WINDOWS if count <= len(order)]
+        return min(LONGEST, wait + float(min(added, default=0.0)))
 
 
 def _turn(residual: Floats, free: int, turn: int, mean: float) -> float:

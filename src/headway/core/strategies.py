@@ -94,7 +94,7 @@ def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
 def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
     """Raises ValueError for an unknown name, and for length clusters where no group is padded."""
     made = policies.make(config.policy, model, config.overtaking)
-    if config.admission == "relegate" and not made.relegates:
+    if config.admission == "relegate":
         made = policies.Relegating(made, model)
     if not config.length_clusters:
         return made

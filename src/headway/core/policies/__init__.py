@@ -19,7 +19,7 @@ from headway.core.policies.lpm import Lpm
 from headway.core.policies.mlfq import Mlfq
 from headway.core.policies.priority import Priority
 from headway.core.policies.shortest import Default, Shortest, Sjf, Srpt
-from headway.core.policies.slo import Relegating, SloAware
+from headway.core.policies.slo import ByPromise, Relegating
 from headway.core.step_time import StepTimeModel
 
 POLICIES: dict[str, type[Policy]] = {
@@ -32,7 +32,7 @@ POLICIES: dict[str, type[Policy]] = {
     "hrrn": Hrrn,
     "edf": Edf,
     "least-laxity": LeastLaxity,
-    "slo": SloAware,
+    "slo": ByPromise,
     "mlfq": Mlfq,
     "fair": Fair,
     "lpm": Lpm,
@@ -57,7 +57,7 @@ def make(name: str, step_time: StepTimeModel | None = None, overtaking: int = OV
     if name == "least-laxity":
         return LeastLaxity(step_time)
     if name == "slo":
-        return SloAware(step_time)
+        return ByPromise(step_time)
     if name in POLICIES:
         return POLICIES[name]()
     if ":" in name:

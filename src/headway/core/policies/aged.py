@@ -31,7 +31,7 @@ class Aged(Policy):
         if overtaking < 1:
             raise ValueError(f"overtaking must be at least 1 token, got {overtaking}")
         self.policy = policy
-        self.drifts, self.relegates = policy.drifts, policy.relegates
+        self.drifts = policy.drifts
         self.overtaking = overtaking
         self._due = -1
         self._begun = False

@@ -26,8 +26,6 @@ class Policy(metaclass=ABCMeta):
     overtaking = 0
     drifts = False
     """Scores are times: that of an equal request that comes a second later is higher by one."""
-    relegates = False
-    """Those whose promise can no longer be kept go behind all others."""
 
     @abstractmethod
     def score(self, queue: Rows, now: float) -> Floats:

@@ -1,4 +1,4 @@
-"""By promise: those whose promise can still be kept, and then the others."""
+"""By promise: what keeping it costs, and whether it can still be kept."""
 
 from __future__ import annotations
 
@@ -15,10 +15,25 @@ PATIENCE = 60.0
 """Seconds in which a request that was promised nothing is taken to be content with its first token."""
 
 
+class ByPromise(Policy):
+    """Least remaining cost over the root of the time promised. Not bounded: one that costs more waits for all others.
+
+    Under overload the cheapest first keeps the most promises, but few of long requests; the largest share of the time
+    promised first is fair to these, and keeps few of short ones. This is half way. How long a request has waited does
+    not count: who goes first when it can only just be kept is late if anything else is.
+    """
+
+    def __init__(self, step_time: StepTimeModel | None = None) -> None:
+        self._step_time = step_time or StepTimeModel()
+
+    def score(self, queue: Rows, now: float) -> Floats:
+        allowed = np.minimum(np.minimum(queue.first_due, queue.deadline) - queue.arrival, PATIENCE)
+        score: Floats = costs(queue, Pace.of(self._step_time)) / np.sqrt(allowed)
+        return score
+
+
 class Relegating(Policy):
     """Another policy, but whose promise can no longer be kept goes behind all others, by arrival. Not bounded."""
-
-    relegates = True
 
     def __init__(self, policy: Policy, step_time: StepTimeModel | None = None) -> None:
         self.policy = policy
@@ -43,26 +58,3 @@ class Relegating(Policy):
 
     def ended(self, rows: Rows, now: float) -> None:
         self.policy.ended(rows, now)
-
-
-class Worth(Policy):
-    """Least remaining cost over the root of the time allowed. Not bounded: cheaper ones overtake.
-
-    Under overload the cheapest first keeps the most promises, but none of long requests; the largest share of the
-    allowed time first is fair to these, but a device that is late for everybody keeps none. This is half way.
-    """
-
-    def __init__(self, step_time: StepTimeModel | None = None) -> None:
-        self._step_time = step_time or StepTimeModel()
-
-    def score(self, queue: Rows, now: float) -> Floats:
-        allowed = np.minimum(np.minimum(queue.first_due, queue.deadline) - queue.arrival, PATIENCE)
-        score: Floats = costs(queue, Pace.of(self._step_time)) / np.sqrt(allowed)
-        return score
-
-
-class SloAware(Relegating):
-    """By promise: of those that can be kept, cheap and hasty ones first. Not bounded: the others wait for all these."""
-
-    def __init__(self, step_time: StepTimeModel | None = None) -> None:
-        super().__init__(Worth(step_time), step_time)
