@@ -159,7 +159,7 @@ def test_a_promise_that_can_be_kept_is_accepted():
 def test_who_is_relegated_goes_last_and_is_served_all_the_same(policy):
     busy = world(admission="relegate", policy=policy)
     for handle, slo in ((200, SOON), (201, ANY_TIME), (202, Slo(ttft=1e4))):
-        busy.tokens[handle] = []
+        busy.tokens[handle], busy.natural[handle] = [], 10**6
         busy.scheduler.add(new(handle, slo, busy.clock()), busy.clock())
     busy.drain()
     first = {handle: busy.finished[handle].first_token for handle in (200, 201, 202)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headway.core.batch import Finished, Ints, Longs, StepEvents
-from headway.core.request import FinishReason, Request, SamplingParams, Unattainable
+from headway.core.request import NO_SLO, FinishReason, Request, SamplingParams, Unattainable
 from headway.core.table import Floats
 from headway.engine.loop import EngineLoop, LoopStats
 from headway.lab.traffic import Arrival
@@ -99,9 +99,16 @@ class Run:
         return float(np.percentile(values, percent)) if len(values) else math.nan
 
     @property
-    def attainment(self) -> float:
-        """The share of requests whose promise was kept."""
-        return sum(one.kept for one in self.served) / len(self.served) if self.served else math.nan
+    def attainment(self) -> float | None:
+        """The share of promises that were kept; None where nobody was promised anything."""
+        promised = [one.kept for one in self.served if one.request.slo != NO_SLO]
+        return sum(promised) / len(promised) if promised else None
+
+    @property
+    def goodput(self) -> float:
+        """Promises kept per second of the arrivals."""
+        arrivals = max((one.arrival for one in self.served), default=0.0)
+        return sum(one.kept for one in self.served if one.request.slo != NO_SLO) / arrivals if arrivals else 0.0
 
     @property
     def output_tokens(self) -> int:
