@@ -95,7 +95,7 @@ def world(**facts: object) -> World:
     """A device that is known, all of whose rows are taken for long."""
     world = World(config(**facts), num_blocks=4000, max_model_len=400)
     for handle in range(24):
-        world.add(handle, prompt_len=6, max_tokens=8)
+        world.add(handle, prompt_len=6, max_tokens=8, natural=5)
     world.drain()
     for handle in range(100, 104):
         world.add(handle, prompt_len=6, max_tokens=300)
@@ -112,6 +112,27 @@ def test_nobody_is_refused_before_the_device_is_known():
     world = World(config())
     world.scheduler.add(new(1, SOON, 0.0), 0.0)
     assert len(world.scheduler.waiting) == 1
+
+
+def test_nobody_is_refused_for_the_length_of_an_answer_that_nobody_knows():
+    """The device is known, but no answer has ended by itself yet: 300 tokens are what max_tokens allows, no more."""
+    busy = World(config(), num_blocks=4000, max_model_len=400)
+    for handle in range(24):
+        busy.add(handle, prompt_len=6, max_tokens=8)
+    busy.drain()
+    request = Request("a", 200, [5] * 8, SamplingParams(max_tokens=300), busy.clock(), (7,), slo=Slo(deadline=50.0))
+    busy.scheduler.add(request, busy.clock())
+    assert len(busy.scheduler.waiting) == 1
+
+
+def test_a_high_one_does_not_wait_for_those_that_pause_for_it():
+    busy = world(policy="priority")
+    now, promise = busy.clock(), Slo(ttft=3.0)
+    high = Request("a", 200, [5] * 8, SamplingParams(max_tokens=4), now, (7,), priority=-1, slo=promise)
+    low = Request("b", 201, [5] * 8, SamplingParams(max_tokens=4), now, (7,), priority=9, slo=promise)
+    busy.scheduler.add(high, now)
+    with pytest.raises(Unattainable):
+        busy.scheduler.add(low, now)
 
 
 def test_who_promises_nothing_is_never_refused():
@@ -209,6 +230,7 @@ def test_a_long_queue_is_sampled():
         scheduler = Scheduler.of(config(), 4000, 16, 400, own=policy)
         for _ in range(40):
             scheduler.step_time.observe(_load(), 0.05)
+        scheduler.table.lengths_known = True
         for handle in range(count):
             scheduler.add(new(handle, ANY_TIME, 0.0), 0.0)
         policy.calls.clear()

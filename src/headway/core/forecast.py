@@ -1,8 +1,8 @@
 """Forecast: when a request that has just come would be served, predicted from what is known at that moment.
 
 Its wait is the work that goes ahead of it, over the places there are: who holds one and for how much longer, who waits
-and has a better score, and who will have, if as much comes as came lately. Nothing here reads a clock, so a replay
-predicts the same.
+and has a better score, and who will have, if as much comes as came lately. Of padded groups, which leave together, it
+knows nothing: there it is too hopeful. Nothing here reads a clock, so a replay predicts the same.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Forecaster:
         self._count += 1
 
     def of(self, row: int, now: float) -> Forecast | None:
-        """For a row of the queue; None while nothing is known of the device."""
+        """For a row of the queue; None while the device or the lengths of answers are not known."""
         if not self._model.fitted:
             return None
         own = Rows(self._table, np.array([row]), now)
@@ -92,7 +92,10 @@ class Forecaster:
         stride = 1 + len(waiting) // SAMPLE
         waiting = waiting[::stride]
         others = np.concatenate([waiting[waiting != row], self._board.running.rows])
-        score = self._strategies.policy.score(Rows(self._table, np.append(others, row), now), now)
+        everybody = Rows(self._table, np.append(others, row), now)
+        if not everybody.sure.all():
+            return None
+        score = self._strategies.policy.score(everybody, now)
         ahead = score[:-1] <= score[-1]
         return self._forecast(own, Rows(self._table, others[ahead], now), others[~ahead], stride)
 
@@ -106,7 +109,7 @@ class Forecaster:
         work = int(own.work[0])
         shared, beside = self._sharing(work, lacking[weight > 0], behind, own.now)
         prompts = float(weight @ lacking) - shared
-        steps = max(self._steps_to_a_place(ahead, weight, waits, cap), prompts / cap)
+        steps = max(self._steps_to_a_place(own, ahead, weight, waits, cap), prompts / cap)
         queue = steps * pace.decode + prompts * pace.prefill
         work += beside
         wait = self._with_later(own, queue + math.ceil(work / cap) * pace.decode + work * pace.prefill)
@@ -132,14 +135,18 @@ class Forecaster:
             most = min(most, (float(promise) / MARGIN - pace.decode) / pace.prefill)
         return max(16.0, most)
 
-    def _steps_to_a_place(self, ahead: Rows, weight: Ints, waits: Bools, cap: float) -> float:
+    def _steps_to_a_place(self, own: Rows, ahead: Rows, weight: Ints, waits: Bools, cap: float) -> float:
         """Steps until there is a row for one more, and a place on board.
 
         Who decodes leaves after as many steps as its answer is expected to have; who is ahead and does not decode yet
         takes a row first, for as long as its answer and its share of the prompts' tokens take.
         """
-        config, board = self._strategies.config, Rows(self._table, self._board.running.rows, ahead.now)
-        residual = np.sort(remaining_outputs(board)[board.work <= 1])
+        config, board = self._strategies.config, Rows(self._table, self._board.running.rows, own.now)
+        stays = board.work <= 1
+        ranks, rank = self._strategies.policy.rank(board), self._strategies.policy.rank(own)
+        if ranks is not None and rank is not None:
+            stays &= ranks <= rank  # whom it outranks makes way
+        residual = np.sort(remaining_outputs(board)[stays])
         count = int(weight.sum())
         taken = remaining_outputs(ahead) + ahead.work * config.max_num_partial_prefills / cap
         mean = float(weight @ taken) / count if count else 0.0

@@ -52,10 +52,10 @@ def costs(rows: Rows, pace: Pace) -> Floats:
 
 def latest_start(rows: Rows, pace: Pace) -> Floats:
     """float64[n], seconds on the engine's clock: when each must go on at the latest to keep what it was promised;
-    infinite where nothing was."""
+    infinite where nothing was. Of an answer whose length nobody knows one token is taken to be left."""
     first = rows.first_token
     begun = ~np.isnan(first)
-    remaining = remaining_outputs(rows)
+    remaining = np.where(rows.sure, remaining_outputs(rows), 1.0)
     to_first = rows.work * pace.prefill + pace.decode
     to_last = to_first + (remaining - 1) * pace.decode
     total = rows.length - rows.prompt_len + remaining

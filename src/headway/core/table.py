@@ -120,6 +120,8 @@ class RequestTable:
         self._codes: dict[str, int] = {"": 0}
         self.step = 0
         """Number of the step that is being put together."""
+        self.lengths_known = False
+        """Whether `predicted` has been learnt; until then it is what max_tokens allows."""
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -242,6 +244,13 @@ class Rows:
     @property
     def step(self) -> int:
         return self._table.step
+
+    @property
+    def sure(self) -> Bools:
+        """bool[n]: whose `predicted` is known or learnt, not only what max_tokens allows."""
+        table = self._table
+        result: Bools = (table.length_group[self.index] < 0) | table.lengths_known
+        return result
 
     @property
     def waited(self) -> Floats:

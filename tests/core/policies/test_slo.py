@@ -23,7 +23,9 @@ def device() -> StepTimeModel:
 
 def queue(name: str = "slo") -> Queue:
     model = device()
-    return Queue(policies.Relegating(policies.make(name, model), model))
+    line = Queue(policies.Relegating(policies.make(name, model), model))
+    line.table.lengths_known = True
+    return line
 
 
 def test_the_cheaper_of_two_with_the_same_promise_goes_first():
@@ -88,3 +90,14 @@ def test_any_policy_can_relegate():
     line.now = 2.5
     second = line.add(slo=Slo(ttft=30.0))
     assert line.order() == [first, second, late]
+
+
+def test_an_answer_whose_length_nobody_knows_is_not_given_up_for_it():
+    line = queue()
+    line.table.lengths_known = False
+    perhaps = line.add(prompt_len=400, max_tokens=10_000, deadline=20.0)
+    other = line.add(prompt_len=390, max_tokens=20_000, deadline=1e4)
+    line.now = 5.0
+    assert line.order() == [perhaps, other]
+    line.table.lengths_known = True
+    assert line.order() == [other, perhaps]

@@ -41,6 +41,8 @@ class Relegating(Policy):
         self._step_time = step_time or StepTimeModel()
 
     def score(self, queue: Rows, now: float) -> Floats:
+        if not self._step_time.fitted:
+            return self.policy.score(queue, now)
         late = latest_start(queue, Pace.of(self._step_time)) < now
         late |= queue.first_token > queue.first_due
         late |= queue.relegated > 0
