@@ -12,7 +12,7 @@ from headway.engine.api import Stream
 REQUEST_CLASSES = ("", "realtime", "batch")
 MOST_TENANTS = 64
 """The tenants that come after so many are counted together."""
-OTHERS = "others"
+NO_TENANT, OTHERS = "none", "others"
 QUARTILES = ("1", "2", "3", "4")
 BINS_PER_OCTAVE = 4
 
@@ -46,12 +46,9 @@ class Promises:
         self.by_class: Counter[tuple[str, bool]] = Counter()
         self.by_tenant: Counter[tuple[str, bool]] = Counter()
         self.by_length: Counter[tuple[str, bool]] = Counter()
+        self.tenants = [NO_TENANT, OTHERS]
         self._quartiles = Quartiles()
         self._made: dict[str, tuple[Slo, str, str, str]] = {}
-
-    @property
-    def tenants(self) -> list[str]:
-        return sorted({tenant for tenant, _ in self.by_tenant})
 
     def make(self, stream: Stream, request_class: str, tenant: str, slo: Slo) -> None:
         """A request was promised something; whether that was kept is found out when it ends."""
@@ -86,8 +83,10 @@ class Promises:
 
     def _known(self, tenant: str) -> str:
         """Metrics do not grow with what clients write into a field."""
-        name = tenant or "none"
-        return name if (name, True) in self.by_tenant or len(self.by_tenant) < 2 * MOST_TENANTS else OTHERS
+        name = tenant or NO_TENANT
+        if name not in self.tenants and len(self.tenants) < MOST_TENANTS:
+            self.tenants.append(name)
+        return name if name in self.tenants else OTHERS
 
 
 def mean_token_time(end: Finished) -> float:

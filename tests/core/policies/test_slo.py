@@ -52,12 +52,12 @@ def test_who_can_no_longer_be_kept_goes_last():
 
 
 def test_hopeless_is_who_cannot_end_in_time_even_now():
-    """400 tokens of prompt take 0.4 s and 100 of answer at least 3: it is given up before its deadline is past."""
+    """400 tokens of prompt take 0.4 s and 100 of answer more than 3: it is given up before its deadline is past."""
     line = queue()
-    long = line.add(prompt_len=400, max_tokens=100, deadline=5.0)
+    long = line.add(prompt_len=400, max_tokens=100, deadline=100.0)
     other = line.add(prompt_len=900, max_tokens=100, deadline=1e4)
     assert line.order() == [long, other]
-    line.now = 4.5
+    line.now = 96.5
     assert line.order() == [other, long]
 
 
