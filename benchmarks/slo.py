@@ -228,7 +228,7 @@ def main(args: Namespace) -> int:
         title=f"promises, paced: {count * number:,} requests an arm and load, capacity {rate:.3f}/s", box=None
     )
     for column in ("load", "order", "goodput 1/s", "kept", "kept by quartile", "worst/mean", KEPT_BY, "refused"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     seen = measure(rate, seeds, count, table)
     passed, said = True, []
     for name in OURS:

@@ -1,4 +1,4 @@
-"""The order by promise: who can still be kept goes before who cannot, cheap and hasty ones first."""
+"""The order by promise: who can still be kept goes before who cannot, the easiest to keep first."""
 
 from __future__ import annotations
 
@@ -35,12 +35,20 @@ def test_the_cheaper_of_two_with_the_same_promise_goes_first():
     assert line.order() == [short, long]
 
 
-def test_the_hastier_of_two_that_cost_the_same_goes_first():
+def test_of_two_that_cost_the_same_the_one_with_more_time_is_the_easier_to_keep():
     line = queue()
-    patient = line.add(deadline=50.0)
     hasty = line.add(deadline=5.0)
+    patient = line.add(deadline=50.0)
     nothing = line.add()
-    assert line.order() == [hasty, patient, nothing]
+    assert line.order() == [nothing, patient, hasty]
+
+
+def test_four_times_the_time_makes_up_for_twice_the_cost():
+    line = queue()
+    costly = line.add(prompt_len=300, max_tokens=1, deadline=44.0)
+    cheap = line.add(prompt_len=150, max_tokens=1, deadline=10.0)
+    cheaper = line.add(prompt_len=130, max_tokens=1, deadline=10.0)
+    assert line.order() == [cheaper, costly, cheap]
 
 
 def test_who_can_no_longer_be_kept_goes_last():

@@ -16,11 +16,12 @@ PATIENCE = 60.0
 
 
 class ByPromise(Policy):
-    """Least remaining cost over the root of the time promised. Not bounded: one that costs more waits for all others.
+    """The promises easiest to keep first: least cost over the root of the time promised. Not bounded: others wait.
 
-    Under overload the cheapest first keeps the most promises, but few of long requests; the largest share of the time
-    promised first is fair to these, and keeps few of short ones. This is half way. How long a request has waited does
-    not count: who goes first when it can only just be kept is late if anything else is.
+    Under overload the least cost first keeps the most promises, but few of long requests; the least cost over the time
+    promised, which favours the patient, keeps those and few of short ones. This is half way. How long a request has
+    waited does not count: if all go first when they can only just be kept, anything that happens breaks many. It
+    belongs with an `admission` that relegates or refuses.
     """
 
     def __init__(self, step_time: StepTimeModel | None = None) -> None:
