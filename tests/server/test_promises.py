@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from headway.cli.main import main
+from headway.cli.values import class_slo
 from headway.core.batch import Finished
 from headway.core.request import FinishReason, Slo
 from headway.server.promises import MOST_TENANTS, OTHERS, QUARTILES, Promises, Quartiles
@@ -124,6 +125,14 @@ def test_tenants_in_metrics_are_bounded():
     assert len(promises.tenants) == MOST_TENANTS
     assert promises.by_tenant[OTHERS, False] > 500
     assert sum(promises.by_tenant.values()) == 1_000
+
+
+def test_a_class_flag_is_in_milliseconds_and_a_requests_own_promise_wins():
+    name, default = class_slo("realtime=ttft:2000,tpot:100")
+    assert (name, default) == ("realtime", Slo(ttft=2.0, tpot=0.1))
+    assert class_slo("=deadline:60000") == ("", Slo(deadline=60.0))
+    assert Slo(ttft=9.0, deadline=5.0).over(default) == Slo(ttft=9.0, tpot=0.1, deadline=5.0)
+    assert Slo(ttft=9.0).over(Slo()) == Slo(ttft=9.0)
 
 
 def test_a_flag_that_is_no_promise_is_refused(capsys):
