@@ -105,6 +105,7 @@ def test_an_answer_whose_length_nobody_knows_is_not_given_up_for_it():
     line.table.lengths_known = False
     perhaps = line.add(prompt_len=400, max_tokens=10_000, deadline=20.0)
     other = line.add(prompt_len=390, max_tokens=20_000, deadline=1e4)
+    line.table.length_group[:] = 0  # as of all that do not ignore EOS
     line.now = 5.0
     assert line.order() == [perhaps, other]
     line.table.lengths_known = True
