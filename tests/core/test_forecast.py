@@ -127,7 +127,7 @@ def test_nobody_is_refused_for_the_length_of_an_answer_that_nobody_knows():
 
 def test_a_high_one_does_not_wait_for_those_that_pause_for_it():
     busy = world(policy="priority")
-    now, promise = busy.clock(), Slo(ttft=3.0)
+    now, promise = busy.clock(), Slo(ttft=1.5)  # steps take 1 s
     high = Request("a", 200, [5] * 8, SamplingParams(max_tokens=4), now, (7,), priority=-1, slo=promise)
     low = Request("b", 201, [5] * 8, SamplingParams(max_tokens=4), now, (7,), priority=9, slo=promise)
     busy.scheduler.add(high, now)
