@@ -97,6 +97,33 @@ def test_once_the_promise_can_be_kept_again_it_is():
     assert budget.grant(on_board([500], decodes=4), StepLimits(64, 512), 0.0)[0] == LatencyBound.LEAST
 
 
+def promised(rows: Rows, *tpot: float) -> Rows:
+    """What those who decode, the last of them, were promised."""
+    table = rows._table
+    table.tpot[: len(table)] = np.inf
+    table.tpot[len(table) - len(tpot) : len(table)] = tpot
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"),
+    [((0.012, 0.030), 0.012), ((0.030, 0.030), 0.030), ((0.030, np.inf), 0.022), ((np.inf, np.inf), 0.022)],
+)
+def test_the_tightest_promise_of_those_who_decode_is_kept(own, kept):
+    """2 ms and 0.1 ms a token. Who was promised nothing gets what everybody is promised, 22 ms."""
+    budget = LatencyBound(fitted(), promise=0.022, partial=1)
+    tokens = budget.grant(promised(on_board([400], decodes=2), *own), StepLimits(64, 512), 0.0)
+    fits = (kept - BASE) / PER_TOKEN - 2
+    assert 0.9 * fits <= tokens[0] <= fits
+
+
+def test_a_promise_of_one_whose_prompt_is_computed_binds_nobody_yet():
+    rows = on_board([400], decodes=2)
+    promised(rows, 0.003, np.inf, np.inf)
+    tokens = LatencyBound(fitted(), promise=0.022, partial=1).grant(rows, StepLimits(64, 512), 0.0)
+    assert tokens[0] > 150
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.integers(2, 600), max_size=8),

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.batch import Finished, Logprobs, StepEvents
-from headway.core.request import FinishReason, Request, SamplingParams, Slo
+from headway.core.request import FinishReason, Request, RequestError, SamplingParams, Slo, Unattainable
 from headway.engine.messages import (
     Abort,
     Add,
     Ping,
+    Refused,
     Shutdown,
     Step,
     command_decoder,
@@ -82,3 +83,14 @@ def test_a_token_costs_twelve_bytes() -> None:
         return len(encoder.encode(to_step(events([2**50] * rows, [2**30] * rows))))
 
     assert size(1024) - size(512) == 512 * 12
+
+
+def test_a_refusal_comes_out_as_the_error_that_went_in():
+    for error in (
+        RequestError("too long", param="prompt", code="context_length_exceeded"),
+        Unattainable("not within 2 s", 7.5),
+    ):
+        refused = event_decoder.decode(encoder.encode(Refused.of(3, error)))
+        assert refused.handle == 3
+        assert type(refused.error) is type(error)
+        assert vars(refused.error) == vars(error)

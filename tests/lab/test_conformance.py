@@ -29,7 +29,7 @@ def verdict(make) -> dict[str, conformance.Check]:
     return {check.name: check for check in conformance.verify(make)}
 
 
-@pytest.mark.parametrize("name", ["fcfs", "default", "fair"])
+@pytest.mark.parametrize("name", ["fcfs", "default", "fair", "slo"])
 def test_headways_own_keep_their_promises(name):
     assert all(check.passed is not False for check in verdict(partial(policies.make, name, None, 1_000)).values())
 

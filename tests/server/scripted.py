@@ -57,7 +57,8 @@ class ScriptedExecutor:
             None if of.params.logprobs is None else _logprobs(token, of.params.logprobs)
             for of, token in zip(admissions, tokens, strict=True)
         ]
-        return StepOutput(batch.step_id, batch.samples.astype(np.int32), np.array(tokens, np.int32), logprobs)
+        counts, elapsed = batch.samples.astype(np.int32), self._step_seconds
+        return StepOutput(batch.step_id, counts, np.array(tokens, np.int32), logprobs, elapsed=elapsed)
 
     def _token(self, of: Admission, position: int) -> int:
         if position == of.prompt_len:

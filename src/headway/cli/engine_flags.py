@@ -10,7 +10,7 @@ from typing import Any
 from headway.cli.errors import UsageError
 from headway.cli.values import memory_size, milliseconds, nonnegative, positive, share, swap_size
 from headway.core import policies
-from headway.core.config import SchedulerConfig
+from headway.core.config import ADMISSIONS, SchedulerConfig
 from headway.core.policies import POLICIES
 from headway.core.presets import PRESETS
 from headway.core.strategies import BUDGETS, FORMATIONS, PREEMPTIONS, RESERVATIONS, WINDOWS
@@ -73,6 +73,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(PREEMPTIONS),
     )
     _add(group, "--kv-reservation", "what admission keeps free for answers", choices=list(RESERVATIONS))
+    _add(group, "--admission", "of those whose promise is predicted to be missed", choices=list(ADMISSIONS))
     _switch(group, "--no-chunked-prefill", "chunked_prefill", "compute each prompt whole, not in chunks")
     _switch(group, "--no-backfill", "backfill", "pass nobody by who does not fit yet")
     _switch(group, "--no-prefix-caching", "prefix_caching", "compute known beginnings of prompts again")

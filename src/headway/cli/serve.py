@@ -11,7 +11,7 @@ import sys
 
 from headway.cli.engine_flags import MODEL_HELP, add_engine_arguments, engine_config
 from headway.cli.errors import CommandError
-from headway.cli.values import memory_size, nonnegative, port_number, positive
+from headway.cli.values import class_slo, memory_size, nonnegative, port_number, positive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grace-seconds", type=nonnegative, default=10.0, metavar="S", help="for requests in flight when stopping"
     )
     group.add_argument("--api-keys", metavar="FILE", help="who may use it, as which tenant: see docs/api.md")
+    group.add_argument(
+        "--class-slo",
+        action="append",
+        type=class_slo,
+        default=[],
+        metavar="CLASS=ttft:MS,...",
+        help="what a class is promised by default: ttft, tpot, deadline, max_queue",
+    )
     group.add_argument("--event-log", metavar="FILE", help="write down all that drives the scheduler")
     group.add_argument("--quiet", action="store_true", help="no line a second about what the server does")
     group.add_argument(
@@ -62,5 +70,6 @@ def run(args: argparse.Namespace) -> int:
         cors_origins=tuple(args.allowed_origin or "*"),
         status_line=not args.quiet,
         keys=keys,
+        class_slo=dict(args.class_slo),
     )
     return serve(config, args.host, args.port, settings)

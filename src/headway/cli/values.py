@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
+from headway.core.request import RequestError, Slo
+
 _UNITS = {"": 1}
 _UNITS |= {prefix: 10 ** (3 * power) for power, prefix in enumerate("kmgt", 1)}
 _UNITS |= {prefix + "i": 2 ** (10 * power) for power, prefix in enumerate("kmgt", 1)}
@@ -53,6 +55,24 @@ def nonnegative(text: str) -> float:
 def milliseconds(text: str) -> float:
     """A finite number of milliseconds, at least zero, in seconds."""
     return nonnegative(text) / 1000
+
+
+def class_slo(text: str) -> tuple[str, Slo]:
+    """What a class is promised, in milliseconds, from "realtime=ttft:2000,tpot:100"; "=..." is for those of none."""
+    name, equals, promises = text.partition("=")
+    parts = dict(part.partition(":")[::2] for part in promises.split(","))
+    if (
+        not equals
+        or name not in ("", "realtime", "batch")
+        or not set(parts) <= {"ttft", "tpot", "deadline", "max_queue"}
+    ):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not CLASS=PROMISE:MS,... (realtime, batch or none; ttft, tpot, deadline, max_queue)"
+        )
+    try:
+        return name, Slo(**{promise: milliseconds(value) for promise, value in parts.items()})
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def memory_size(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +62,8 @@ class DecodeFirst:
 
 
 class LatencyBound:
-    """As DecodeFirst, but a step that decodes gives prompts only as much as keeps it within `promise` seconds.
+    """As DecodeFirst, but a step that decodes gives prompts only as much as keeps it within what was promised to those
+    who decode: the tightest of their own promises, `promise` seconds for those who have none.
 
     What a step will take is predicted by `model`; that it may take longer is allowed for by the model's own errors, so
     that SHARE of the steps keep the promise. Where the decodes alone would break it, prompts still get LEAST tokens a
@@ -79,6 +81,9 @@ class LatencyBound:
         self._margin = 1.0
         self._margin_for = 0
         self._starved = 0
+        self._tightest = math.inf
+        self._unpromised = False
+        self._step = -1
 
     def openings(self, ready: Rows, left: StepLimits) -> int:
         return left.rows - int(np.count_nonzero(ready.work == 1))
@@ -86,6 +91,7 @@ class LatencyBound:
     def grant(self, rows: Rows, left: StepLimits, now: float) -> Ints:
         work = rows.work
         tokens, prompts, spare = _decodes(work, left)
+        self._note_promises(rows, tokens)
         if len(prompts) and spare > 0:
             starts = rows.target - work
             load = _with(left.load, starts, tokens)
@@ -94,11 +100,26 @@ class LatencyBound:
             tokens[prompts] = _chunks(work[prompts], spare, self.partial)
         return tokens
 
+    def _note_promises(self, rows: Rows, tokens: Ints) -> None:
+        """What those who decode were promised; a step may be put together in several grants."""
+        if rows.step != self._step:
+            self._step, self._tightest, self._unpromised = rows.step, math.inf, False
+        own = rows.tpot[tokens == 1]
+        if len(own):
+            self._tightest = min(self._tightest, float(own.min()))
+            self._unpromised |= math.isinf(own.max())
+
+    def _kept(self) -> float:
+        """Seconds within which the step must end."""
+        if self._unpromised or math.isinf(self._tightest):
+            return min(self._tightest, self.promise)
+        return self._tightest
+
     def _affordable(self, load: Load, starts: Ints, work: Ints, most: int) -> int:
         """The most tokens that prompts may share beside `load`, at least LEAST and at most `most`."""
         if not self.model.fitted:
             return min(most, self.LEAST)
-        target = self.promise / self._allowance()
+        target = self._kept() / self._allowance()
         low = self._about(load, starts[: self.partial].tolist(), most, target)
         while low > self.LEAST and self._seconds(load, starts, work, low) > target:
             low = low * 7 // 8

@@ -22,6 +22,7 @@ class Clustered(Policy):
         self.policy = policy
         self.patience = patience
         self.bounded = policy.bounded
+        self.drifts = policy.drifts
 
     def score(self, queue: Rows, now: float) -> Floats:
         """float64[n]: for those who have lost patience their place among each other, below 0; for the first of all the

@@ -10,6 +10,8 @@ from headway.core.tenants import Tenant
 PADDED = ("static", "dynamic")
 """Batchings whose groups board at once and are computed as one rectangle."""
 
+ADMISSIONS = ("accept", "relegate", "refuse")
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -33,7 +35,9 @@ class SchedulerConfig:
     `max_overtaking`: tokens of later arrivals that the default policy and aged ones serve ahead of a request before it
     goes first, and by which a tenant may be behind the others with the fair policy to catch up on later (None: as many
     as 64 full steps compute).
-    `tpot_slo`: seconds per token that the latency budget keeps for those who decode.
+    `tpot_slo`: seconds per token that the latency budget keeps for those who decode and were promised nothing else.
+    `admission`: what becomes of a request that was promised something which, as is predicted when it comes, cannot be
+    kept: "accept" it like any other, "relegate" it behind those that can, or "refuse" it.
     `tenants`: by name, those who have a weight (for the fair policy) or a limit of their own.
     """
 
@@ -47,6 +51,7 @@ class SchedulerConfig:
     cluster_wait: float = 30.0
     max_overtaking: int | None = None
     tpot_slo: float = 0.05
+    admission: str = "accept"
     backfill: bool = True
     prefix_caching: bool = True
     preemption: str = "auto"
@@ -68,6 +73,8 @@ class SchedulerConfig:
         for name in ("static_timeout", "max_wait", "cluster_wait"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0 seconds, got {getattr(self, name)}")
+        if self.admission not in ADMISSIONS:
+            raise ValueError(f"admission must be one of {', '.join(ADMISSIONS)}, got {self.admission!r}")
         if not self.tpot_slo > 0:
             raise ValueError(f"tpot_slo must be more than 0 seconds, got {self.tpot_slo}")
         if self.budget == "latency" and not self.chunked_prefill:

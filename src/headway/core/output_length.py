@@ -94,6 +94,7 @@ class OutputLengthPredictor:
         if group < 0 or length < 1:
             return
         self._ends += natural
+        table.lengths_known = self._ends >= KNOWN_AFTER
         self._seen += 1
         length = min(length, int(EDGES[-1]))
         survived = int(np.searchsorted(EDGES, length, "left" if natural else "right")) - 1

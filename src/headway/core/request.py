@@ -18,6 +18,14 @@ class RequestError(ValueError):
         self.code = code
 
 
+class Unattainable(RequestError):
+    """What a request was promised cannot be kept. `retry_after`: seconds that it would have waited, as predicted."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message, code="slo_unattainable")
+        self.retry_after = retry_after
+
+
 class FinishReason(IntEnum):
     """Why a request ended. The names in lower case are what clients read."""
 
@@ -127,6 +135,16 @@ class Slo:
             value = getattr(self, name)
             if math.isnan(value) or value <= 0:
                 raise RequestError(f"{name} must be positive seconds, got {value}", param=name)
+
+    def over(self, default: Slo) -> Slo:
+        """This, and where it promises nothing, what `default` does."""
+        if default == NO_SLO:
+            return self
+        names = ("ttft", "tpot", "deadline", "max_queue")
+        return Slo(*(getattr(self if getattr(self, name) < math.inf else default, name) for name in names))
+
+
+NO_SLO = Slo()
 
 
 @dataclass(frozen=True, slots=True)

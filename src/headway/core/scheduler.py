@@ -34,6 +34,7 @@ from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
 from headway.core.decode_step import DecodeStep
 from headway.core.fairness import TenantService
+from headway.core.forecast import Forecaster
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import OUTRANKED, Lineup
 from headway.core.load import Load
@@ -41,7 +42,7 @@ from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
 from headway.core.preemption import GUARDED_STEPS
 from headway.core.prefix import PrefixIndex
-from headway.core.request import FinishReason, Request, RequestError
+from headway.core.request import NO_SLO, FinishReason, Request, RequestError, Unattainable
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
@@ -110,6 +111,7 @@ class Scheduler:
         self.host = HostPool(num_host_blocks)
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
+        self.forecaster = Forecaster(self.table, self.waiting, self.board, strategies, self.step_time)
         room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
         self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
@@ -163,6 +165,7 @@ class Scheduler:
 
         Raises:
             RequestError: it could never be served: empty, or longer than the model or the KV pool allows.
+            Unattainable: it is predicted to miss what it was promised, and such requests are refused.
         """
         if self.log:
             self.log(("add", now, request))
@@ -176,6 +179,8 @@ class Scheduler:
         self._more = True
         if self.quotas.enter(row):
             takes_turns = self._enqueue(row, request.arrival, now)
+            if self.config.admission != "accept":
+                self._judge(row, request, now)
             self.accounting.arrive(row, request.arrival, now, takes_turns=takes_turns)
         else:
             self.accounting.arrive(row, request.arrival, now)
@@ -197,6 +202,22 @@ class Scheduler:
         for row in rows:
             self.table.renumber(row)
             self.accounting.release(row, now, takes_turns=self._enqueue(row, now, now))
+            self.forecaster.accepted(row)
+
+    def _judge(self, row: int, request: Request, now: float) -> None:
+        """Whoever is predicted to miss what it was promised is relegated, or refused and holds nothing."""
+        forecast = self.forecaster.of(row, now) if request.slo != NO_SLO else None
+        if forecast is not None and not forecast.keeps(Rows(self.table, np.array([row]), now)):
+            if self.config.admission == "refuse":
+                self.strategies.policy.ended(Rows(self.table, np.array([row]), now), now)
+                self.waiting.discard(row)
+                self.board.forget(row)
+                self._release(self.quotas.leave(row), now)
+                self.table.free(row)
+                raise Unattainable(forecast.complaint(request.slo), forecast.wait)
+            self.table.relegated[row] = 1
+            return
+        self.forecaster.accepted(row)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headway.core.batch import Bools, Ints
-from headway.core.load import STRATA, Load
+from headway.core.load import NOTHING, STRATA, Load
 from headway.core.swap import CopyTime
 from headway.core.table import Floats
 
@@ -28,6 +28,8 @@ SOON, ASK_EVERY = 0.05, 16
 EARLY = 0.75
 """`at_least`: the share of steps that take less, the steps after which it is asked for again, and the
 share of a prediction that is believed until then."""
+LOOK_EVERY = 8
+"""Steps after which the typical load is brought up to date."""
 
 
 class StepTimeModel:
@@ -41,6 +43,8 @@ class StepTimeModel:
     def __init__(self) -> None:
         self.copies = CopyTime()
         self.saturation = 1
+        self.typical = NOTHING
+        """What a step's load was lately, on average."""
         self._coefficients = (0.0,) * NUM_FEATURES
         self._loads = [np.zeros((PER_STRATUM, 4)) for _ in STRATA]
         self._times = [np.zeros(PER_STRATUM) for _ in STRATA]
@@ -104,10 +108,16 @@ class StepTimeModel:
             self._loads[stratum][place] = load
             self._times[stratum][place] = seconds
         self._until_fit -= 1
+        if self._until_fit % LOOK_EVERY == 0:
+            self._note_typical(load)
         if self._fitting is not None:
             next(self._fitting, None)
         elif self._seen[stratum] in FIT_AT or self._until_fit <= 0:
             self._begin_fit()
+
+    def _note_typical(self, load: Load) -> None:
+        share = 0.1 if self.typical.rows else 1.0
+        self.typical = Load(*((1 - share) * old + share * new for old, new in zip(self.typical, load, strict=True)))
 
     def _place(self, stratum: int) -> int:
         """Where in the reservoir this step goes; past its end where it is not kept (algorithm R, the past fading)."""

@@ -43,7 +43,7 @@ PREEMPTIONS: dict[str, Callable[[StepTimeModel], Preemption]] = {
 RESERVATIONS: dict[str, Callable[[], Reservation]] = {"optimistic": Optimistic, "predicted": Predicted, "full": Full}
 
 FORMATION_FIELDS = ("batching", "static_timeout", "max_wait", "wait_window", "max_batch_size")
-POLICY_FIELDS = ("policy", "overtaking", "length_clusters", "cluster_wait", "tenant_weights")
+POLICY_FIELDS = ("policy", "overtaking", "admission", "length_clusters", "cluster_wait", "tenant_weights")
 """What of the configuration each is made from."""
 
 
@@ -114,6 +114,8 @@ def budget(config: SchedulerConfig, model: StepTimeModel) -> Budget:
 def policy(config: SchedulerConfig, model: StepTimeModel) -> policies.Policy:
     """Raises ValueError for an unknown name, and for length clusters where no group is padded."""
     made = policies.make(config.policy, model, config.overtaking, config.tenant_weights)
+    if config.admission == "relegate":
+        made = policies.Relegating(made, model)
     if not config.length_clusters:
         return made
     if not formation(config).lingers:

@@ -35,17 +35,18 @@ class RequestTable:
 
     phase int8; slot int64, the executor's row or -1; handle int64; seq int64, the order of adding (breaks ties);
     arrival float64 s; first_token float64 s (nan before it); priority, tenant, request_class int32 (the last two as
-    codes); deadline float64 s on the engine's clock. All others are int32: prompt_len; length, known tokens; target,
-    length and the tokens that launched steps will yield; limit, the length at which it ends; computed, tokens whose KV
-    exists or is being computed by a launched step; cached, those that need not be computed when it joins (the prefix
-    index held them when last asked, or they are swapped out); shared, blocks of what is found that others hold; hits,
-    tokens it found at first; chain, launched steps that may hold the row; launched, steps that do; blocks, KV blocks
-    held; preemptions; carried, tokens computed for it that `computed` does not show;
+    codes); deadline and first_due float64 s on the engine's clock, by when its last and first token are promised; tpot
+    float64 s, what is promised per token after the first (inf where nothing is). All others are int32: prompt_len;
+    length, known tokens; target, length and the tokens that launched steps will yield; limit, the length at which it
+    ends; computed, tokens whose KV exists or is being computed by a launched step; cached, those that need not be
+    computed when it joins (the prefix index held them when last asked, or they are swapped out); shared, blocks of what
+    is found that others hold; hits, tokens it found at first; chain, launched steps that may hold the row; launched,
+    steps that do; blocks, KV blocks held; preemptions; carried, tokens computed for it that `computed` does not show;
     found, blocks that the prefix index held when last asked; swapped, tokens whose KV lies in the host's memory; lost,
     tokens whose KV it had when it was preempted; guarded_until, the step until which it should not leave again;
     backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose
-    output lengths are like its own (-1: its length is known). stop_ids: as many columns as a row
-    has stop tokens, padded with -1.
+    output lengths are like its own (-1: its length is known); relegated, 1 when it was predicted on arrival that its
+    promise cannot be kept. stop_ids: as many columns as a row has stop tokens, padded with -1.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
@@ -56,6 +57,8 @@ class RequestTable:
     arrival: Floats
     first_token: Floats
     deadline: Floats
+    first_due: Floats
+    tpot: Floats
     priority: Ints
     tenant: Ints
     request_class: Ints
@@ -79,15 +82,16 @@ class RequestTable:
     guarded_until: Ints
     predicted: Ints
     length_group: Ints
+    relegated: Ints
     stop_ids: list[Ints]
 
     _COUNTS = (
         "priority tenant request_class prompt_len length target limit computed cached shared hits chain launched "
-        "blocks preemptions carried backfilled found swapped lost guarded_until predicted length_group"
+        "blocks preemptions carried backfilled found swapped lost guarded_until predicted length_group relegated"
     )
     _FROM_ZERO = (
         *("computed", "cached", "shared", "hits", "launched", "blocks", "preemptions", "carried", "backfilled"),
-        *("found", "swapped", "lost", "guarded_until"),
+        *("found", "swapped", "lost", "guarded_until", "relegated"),
     )
     _COLUMNS = {
         "phase": np.int8,
@@ -97,6 +101,8 @@ class RequestTable:
         "arrival": np.float64,
         "first_token": np.float64,
         "deadline": np.float64,
+        "first_due": np.float64,
+        "tpot": np.float64,
         **dict.fromkeys(_COUNTS.split(), np.int32),
     }
 
@@ -112,6 +118,8 @@ class RequestTable:
         self._codes: dict[str, int] = {"": 0}
         self.step = 0
         """Number of the step that is being put together."""
+        self.lengths_known = False
+        """Whether `predicted` has been learnt; until then it is what max_tokens allows."""
 
     def __len__(self) -> int:
         return len(self._row_of)
@@ -146,7 +154,10 @@ class RequestTable:
         self.seq[row] = self._seq
         self.arrival[row] = request.arrival
         self.first_token[row] = np.nan
-        self.deadline[row] = request.arrival + request.slo.deadline
+        slo = request.slo
+        self.deadline[row] = request.arrival + slo.deadline
+        self.first_due[row] = request.arrival + slo.ttft
+        self.tpot[row] = slo.tpot
         self.priority[row] = request.priority
         self.tenant[row] = self.code(request.tenant)
         self.request_class[row] = self.code(request.request_class)
@@ -244,6 +255,13 @@ class Rows:
     @property
     def step(self) -> int:
         return self._table.step
+
+    @property
+    def sure(self) -> Bools:
+        """bool[n]: whose `predicted` is known or learnt, not only what max_tokens allows."""
+        table = self._table
+        result: Bools = (table.length_group[self.index] < 0) | table.lengths_known
+        return result
 
     @property
     def waited(self) -> Floats:

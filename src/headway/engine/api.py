@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.core.request import RequestError, SamplingParams, Slo
+from headway.core.request import RequestError, SamplingParams, Slo, Unattainable
 from headway.engine.async_engine import Engine
 from headway.engine.config import EngineConfig
 from headway.engine.llm import LLM, Completion, CompletionOutput
@@ -26,4 +26,5 @@ __all__ = [
     "SamplingParams",
     "Slo",
     "Stream",
+    "Unattainable",
 ]

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from headway.core.batch import Finished
 from headway.core.config import SchedulerConfig
-from headway.core.request import FinishReason, RequestError, SamplingParams, Slo
+from headway.core.request import FinishReason, SamplingParams, Slo
 from headway.core.timeline import Span
 from headway.engine.client import EngineClient
 from headway.engine.config import EngineConfig
@@ -43,7 +43,8 @@ class Engine:
     works. `scheduler_config`: how it schedules now, as `follow` or the watchdog left it; `num_alarms`: how often that
     had to act. `error`: why the engine ended, None while it lives. For metrics without a cost per token:
     `on_step` hooks get a StepTimes for each step that brought tokens; `on_finished` hooks get the engine's account of
-    each choice (with its state times) and the Choice itself, once the engine has let go of it.
+    each choice (with its state times) and the Choice itself, once the engine has let go of it; `on_refused` hooks get
+    the stream that the engine will not serve.
     """
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer, client: EngineClient, ready: Ready) -> None:
@@ -106,6 +107,10 @@ class Engine:
         return self._router.on_step
 
     @property
+    def on_refused(self) -> list[Callable[[Stream], None]]:
+        return self._router.on_refused
+
+    @property
     def on_finished(self) -> list[Callable[[Finished, Choice], None]]:
         return self._router.on_finished
 
@@ -130,7 +135,8 @@ class Engine:
         is called in errors. Computed beginnings of prompts are shared only between requests of the same `cache_salt`.
 
         Raises:
-            RequestError: it can never be served as asked.
+            RequestError: it can never be served as asked. What only the engine knows the stream raises: Unattainable
+                where its promise cannot be kept and such requests are refused.
             QueueFull: too many wait; try again later.
             EngineDead: the engine has ended.
         """
@@ -224,7 +230,7 @@ class Engine:
             self.num_alarms += 1
             return
         if isinstance(event, Refused):
-            self._router.refuse(event.handle, RequestError(event.message, param=event.param, code=event.code))
+            self._router.refuse(event.handle, event.error)
             return
         if event.stats is not None:
             self.stats = event.stats

@@ -11,7 +11,7 @@ from msgspec import Struct, msgpack
 
 from headway.core.batch import Finished, Logprobs, StepEvents
 from headway.core.config import SchedulerConfig
-from headway.core.request import FinishReason, Request
+from headway.core.request import FinishReason, Request, RequestError, Unattainable
 from headway.core.timeline import Span
 from headway.engine.config import EngineConfig
 from headway.engine.loop import LoopStats
@@ -99,12 +99,25 @@ class Step(Struct, frozen=True, array_like=True, tag=12):
 
 
 class Refused(Struct, frozen=True, array_like=True, tag=13):
-    """A request that can never be served here (a RequestError)."""
+    """A request that can never be served here (a RequestError), or not as promised (Unattainable): then `retry_after`
+    says how many seconds it would have waited."""
 
     handle: int
     message: str
     param: str | None
     code: str | None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, handle: int, error: RequestError) -> Refused:
+        retry_after = error.retry_after if isinstance(error, Unattainable) else None
+        return cls(handle, error.message, error.param, error.code, retry_after)
+
+    @property
+    def error(self) -> RequestError:
+        if self.retry_after is not None:
+            return Unattainable(self.message, self.retry_after)
+        return RequestError(self.message, param=self.param, code=self.code)
 
 
 class Pong(Struct, frozen=True, array_like=True, tag=14):

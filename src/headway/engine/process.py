@@ -150,7 +150,7 @@ class EngineServer:
                 try:
                     self._loop.add(request)
                 except RequestError as error:
-                    self._send(Refused(request.handle, error.message, error.param, error.code))
+                    self._send(Refused.of(request.handle, error))
             case Abort(handle, reason):
                 self._news = True
                 events = self._loop.abort(handle, reason)

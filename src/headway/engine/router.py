@@ -59,7 +59,8 @@ class Router:
     """Live choices by the handle that their tokens carry. Not thread-safe; knows neither processes nor tasks.
 
     `abort(handle, reason)` is how the engine is told to stop one. Hooks: `on_step` once per delivery that brought
-    tokens; `on_finished` once per choice, when the engine has let go of it, with the engine's account of it.
+    tokens; `on_finished` once per choice, when the engine has let go of it, with the engine's account of it;
+    `on_refused` once per stream that the engine will not serve.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, abort: Callable[[int, FinishReason], None]) -> None:
@@ -68,6 +69,7 @@ class Router:
         self.streams: dict[str, Stream] = {}
         self.on_step: list[Callable[[StepTimes], None]] = []
         self.on_finished: list[Callable[[Finished, Choice], None]] = []
+        self.on_refused: list[Callable[[Stream], None]] = []
         self._eos = frozenset(tokenizer.eos_token_ids)
         self._choices: dict[int, Choice] = {}
         self._handles = itertools.count(1)
@@ -213,6 +215,9 @@ class Router:
         """The engine will not serve this one."""
         choice = self._choices.pop(handle, None)
         if choice is not None:
+            if choice.stream.error is None:
+                for hook in self.on_refused:
+                    _guarded(hook, choice.stream)
             self._fail(choice.stream, error)
             choice.stream.notify()
 

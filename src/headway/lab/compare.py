@@ -143,11 +143,13 @@ class Figures:
     ttft_p99: float
     e2e_p50: float
     e2e_p99: float
+    attainment: float | None
+    """The share of promises that were kept, where there were any."""
 
     @classmethod
     def of(cls, run: Run) -> Figures:
         latencies = [run.percentile(name, percent) for name in ("ttft", "e2e") for percent in (50, 99)]
-        return cls(len(run.served), run.output_throughput, *latencies)
+        return cls(len(run.served), run.output_throughput, *latencies, run.attainment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ class Outcome:
                 "duration": run.duration,
                 "kv_fragmentation": run.kv_fragmentation,
                 "host_gap": run.host_gap,
+                "goodput": run.goodput,
             },
             "by_class": {name: asdict(figures) for name, figures in self.by_class().items()},
             "stats": asdict(run.stats),

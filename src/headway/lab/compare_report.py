@@ -64,7 +64,8 @@ def render(comparison: Comparison) -> RenderableType:
 
 def _cells(figures: Figures) -> list[str]:
     times = (figures.ttft_p50, figures.ttft_p99, figures.e2e_p50, figures.e2e_p99)
-    return [f"{figures.output_throughput:,.1f}", *map(_figure, times)]
+    kept = "-" if figures.attainment is None else f"{figures.attainment:.0%}"
+    return [f"{figures.output_throughput:,.1f}", *map(_figure, times), kept]
 
 
 def _figure(value: float) -> str:
@@ -81,7 +82,7 @@ def _notes(comparison: Comparison) -> list[str]:
     count = min(len(outcome.run.served) for outcome in comparison.outcomes)
     lines = [
         "Seconds from arrival. Batch: rows in a step / most rows. Waste: padding and what was computed again.",
-        "Used: the share of time in which the device computed wanted tokens.",
+        "SLO: the share of promises kept. Used: the share of time in which the device computed wanted tokens.",
         compare_time.LEGEND,
     ]
     if comparison.capacity:
@@ -213,7 +214,18 @@ def _cards(comparison: Comparison) -> str:
     )
 
 
-HEADINGS = ("", "output\ntok/s", "TTFT\nP50", "TTFT\nP99", "E2E\nP50", "E2E\nP99", "batch", "waste", "used")
+HEADINGS = (
+    "",
+    "output\ntok/s",
+    "TTFT\nP50",
+    "TTFT\nP99",
+    "E2E\nP50",
+    "E2E\nP99",
+    "SLO\nkept",
+    "batch",
+    "waste",
+    "used",
+)
 
 
 def _table(comparison: Comparison) -> str:

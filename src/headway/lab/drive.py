@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headway.core.batch import Finished, Ints, Longs, StepEvents
-from headway.core.request import FinishReason, Request, SamplingParams
+from headway.core.request import NO_SLO, FinishReason, Request, SamplingParams, Unattainable
 from headway.core.table import Floats
 from headway.engine.loop import EngineLoop, LoopStats
 from headway.lab.traffic import Arrival
@@ -26,7 +26,8 @@ SAMPLE_EVERY = 16
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request's history; times in seconds after the start of the run (first_token is nan where there was none)."""
+    """One request's history; times in seconds after the start of the run (first_token is nan where there was none,
+    finished where it was refused)."""
 
     request: Arrival
     arrival: float
@@ -37,6 +38,15 @@ class Served:
     preemptions: int
     reason: FinishReason
     state_times: dict[str, float]
+    refused: float = math.nan
+    """Seconds that a refused request would have waited, as predicted; it has no tokens."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether all that was promised was kept. A refusal is a miss."""
+        slo, tpot = self.request.slo, self.tpot
+        paced = not tpot > slo.tpot  # not a number where there is but one token
+        return self.ttft <= slo.ttft and paced and self.e2e <= slo.deadline
 
     @property
     def ttft(self) -> float:
@@ -48,7 +58,7 @@ class Served:
 
     @property
     def e2e_per_token(self) -> float:
-        return self.e2e / self.output_len
+        return self.e2e / self.output_len if self.output_len else math.nan
 
     @property
     def tpot(self) -> float:
@@ -93,6 +103,18 @@ class Run:
         return float(np.percentile(values, percent)) if len(values) else math.nan
 
     @property
+    def attainment(self) -> float | None:
+        """The share of promises that were kept; None where nobody was promised anything."""
+        promised = [one.kept for one in self.served if one.request.slo != NO_SLO]
+        return sum(promised) / len(promised) if promised else None
+
+    @property
+    def goodput(self) -> float:
+        """Promises kept per second of the arrivals."""
+        arrivals = max((one.arrival for one in self.served), default=0.0)
+        return sum(one.kept for one in self.served if one.request.slo != NO_SLO) / arrivals if arrivals else 0.0
+
+    @property
     def output_tokens(self) -> int:
         return sum(one.output_len for one in self.served)
 
@@ -104,7 +126,7 @@ class Run:
     def request_rate(self, users: int) -> float:
         """Requests finished per second. Where there are at least ten for each of `users`, from the tenth to the
         ninetieth per cent of the ends, so that neither filling nor draining counts."""
-        ends = sorted(one.finished for one in self.served)
+        ends = sorted(one.finished for one in self.served if math.isnan(one.refused))
         if len(ends) < 10 * users:
             return len(ends) / ends[-1]
         first, last = len(ends) // 10, len(ends) * 9 // 10
@@ -153,6 +175,7 @@ class Driver:
     _start: float = 0.0
     _arrived: list[float] = field(default_factory=list)
     _finished: dict[int, Finished] = field(default_factory=dict)
+    _refused: dict[int, Served] = field(default_factory=dict)
     _last: Floats = field(default_factory=lambda: np.zeros(0))
     _left: Longs = field(default_factory=lambda: np.zeros(0, np.int64))
     _gaps: list[tuple[Floats, Longs]] = field(default_factory=list)
@@ -192,7 +215,8 @@ class Driver:
         """When the request comes, on the loop's clock."""
         if self.users is None:
             return self._start + self.traffic[index].at
-        return -math.inf if len(self._arrived) - len(self._finished) < self.users else math.inf
+        gone = len(self._finished) + len(self._refused)
+        return -math.inf if len(self._arrived) - gone < self.users else math.inf
 
     def _add(self, index: int) -> None:
         plan = self.traffic[index]
@@ -200,22 +224,26 @@ class Driver:
         arrival = self._due(index) if self.users is None else self.loop.clock()
         self._arrived.append(arrival)
         exactly = plan.max_tokens is None
-        self.loop.add(
-            Request(
-                id=f"r{index}",
-                handle=index,
-                prompt_token_ids=prompt,
-                params=SamplingParams(
-                    max_tokens=plan.output_len if exactly else plan.max_tokens, temperature=0.0, ignore_eos=exactly
-                ),
-                arrival=arrival,
-                stop_token_ids=() if exactly else (EOS,),
-                priority=plan.priority,
-                slo=plan.slo,
-                tenant=plan.tenant,
-                request_class=plan.request_class,
-            )
+        request = Request(
+            id=f"r{index}",
+            handle=index,
+            prompt_token_ids=prompt,
+            params=SamplingParams(
+                max_tokens=plan.output_len if exactly else plan.max_tokens, temperature=0.0, ignore_eos=exactly
+            ),
+            arrival=arrival,
+            stop_token_ids=() if exactly else (EOS,),
+            priority=plan.priority,
+            slo=plan.slo,
+            tenant=plan.tenant,
+            request_class=plan.request_class,
         )
+        try:
+            self.loop.add(request)
+        except Unattainable as refusal:
+            self._refused[index] = Served(
+                plan, arrival - self._start, math.nan, math.nan, 0, 0, 0, FinishReason.ABORT, {}, refusal.retry_after
+            )
 
     def _note(self, events: StepEvents) -> None:
         if events.step_id % SAMPLE_EVERY == 0 and len(self.loop.scheduler.running):
@@ -242,12 +270,14 @@ class Driver:
     def _result(self) -> Run:
         served = [self._served(index) for index in range(len(self.traffic))]
         gaps = [np.concatenate(part) for part in zip(*self._gaps, strict=True)] or [np.zeros(0), np.zeros(0, np.int64)]
-        duration = max((one.finished for one in served), default=0.0)
+        duration = max((one.finished for one in served if one.output_len), default=0.0)
         drained = self.loop.clock() - self._start
         fragmentation = float(np.mean(self._fragmentation)) if self._fragmentation else 0.0
         return Run(served, self.loop.stats(), duration, drained, gaps[0], gaps[1], fragmentation)
 
     def _served(self, index: int) -> Served:
+        if index in self._refused:
+            return self._refused[index]
         end = self._finished[index]
         return Served(
             request=self.traffic[index],

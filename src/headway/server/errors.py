@@ -7,7 +7,7 @@ import math
 import msgspec
 from starlette.responses import Response
 
-from headway.core.request import RequestError
+from headway.core.request import RequestError, Unattainable
 from headway.engine.stream import EngineDead, GenerationError
 from headway.engine.validation import QueueFull
 
@@ -78,7 +78,7 @@ def as_api_error(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case QueueFull():
+        case QueueFull() | Unattainable():
             return ApiError(429, error.message, code=error.code, retry_after=math.ceil(error.retry_after))
         case RequestError():
             return ApiError(400, error.message, param=error.param, code=error.code)

@@ -11,7 +11,8 @@ from prometheus_client.registry import Collector
 
 from headway.core.accounting import State
 from headway.core.request import FinishReason
-from headway.server.tally import REJECTIONS, REQUEST_CLASSES, SERVED_STATES, Histogram, Tally
+from headway.server.promises import QUARTILES, REQUEST_CLASSES
+from headway.server.tally import REJECTIONS, SERVED_STATES, Histogram, Tally
 
 if TYPE_CHECKING:
     from headway.engine.api import Engine
@@ -197,17 +198,24 @@ class Exposition(Collector):
             "reason",
             {state.label: tally.state_times[state.label] for state in _WAITS},
         )
-        for kept, name, text in (
-            (True, "slo_attained", "Requests whose promise was kept; their rate is the goodput."),
-            (False, "slo_missed", "Requests whose promise was broken, and refused ones."),
-        ):
-            yield self._labelled(
-                CounterMetricFamily,
-                f"headway:requests_{name}_total",
-                text,
-                "request_class",
-                {group or "none": tally.promises[group, kept] for group in REQUEST_CLASSES},
-            )
+        promises = tally.promises
+        views = (
+            ("", "request_class", promises.by_class, {group or "none": group for group in REQUEST_CLASSES}),
+            ("_by_tenant", "tenant", promises.by_tenant, {tenant: tenant for tenant in promises.tenants}),
+            ("_by_length", "quartile", promises.by_length, {quartile: quartile for quartile in QUARTILES}),
+        )
+        for view, label, counts, names in views:
+            for kept, name, text in (
+                (True, "slo_attained", "Requests whose promise was kept; their rate is the goodput."),
+                (False, "slo_missed", "Requests whose promise was broken, and refused ones."),
+            ):
+                yield self._labelled(
+                    CounterMetricFamily,
+                    f"headway:requests_{name}{view}_total",
+                    text,
+                    label,
+                    {shown: counts[key, kept] for shown, key in names.items()},
+                )
 
     def _histograms(self) -> Iterator[Metric]:
         tally, histogram = self.tally, self._histogram

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headway.core.request import RequestError, SamplingParams
+from headway.core.request import NO_SLO, RequestError, SamplingParams
 from headway.server.errors import FAILURES, ApiError
 from headway.server.metrics import Exposition
 from headway.server.outbox import Outbox
@@ -47,6 +48,7 @@ class Service:
         engine.on_step.append(self.tally.step)
         engine.on_finished.append(self.tally.finish)
         engine.on_finished.append(self.timelines.note)
+        engine.on_refused.append(self.tally.promises.refused)
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -117,7 +119,8 @@ class Service:
                 "this server holds at a time; send fewer.",
                 param="n",
             )
-        engine = self.live_engine()
+        engine, promises = self.live_engine(), self.tally.promises
+        terms = replace(terms, slo=terms.slo.over(self.settings.class_slo.get(terms.request_class, NO_SLO)))
         streams: list[Stream] = []
         quota = self.quotas.get(terms.tenant)
         prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -138,11 +141,12 @@ class Service:
                     param=param,
                 )
                 streams.append(stream)
-                self.tally.promise(stream, terms.request_class, terms.slo)
+                promises.make(stream, terms.request_class, terms.tenant, terms.slo)
         except FAILURES:
             for stream in streams:
                 stream.abort()
-            self.tally.miss(terms.request_class, terms.slo)
+            longest = max(len(prompt.token_ids) for prompt in prompts)
+            promises.miss(longest, terms.request_class, terms.tenant, terms.slo)
             if quota is not None:
                 quota.give_back(prompt_tokens)
             raise

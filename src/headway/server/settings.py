@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from headway.core.request import Slo
 from headway.server.keys import Keyring
 
 
@@ -17,6 +18,7 @@ class ServerSettings:
     `keep_alive_seconds`: how long an idle connection stays open. `status_line`: whether a line a second on standard
     error says what the server does while it has work. `cors_origins`: origins whose pages may read answers.
     `keys`: who is let in; None lets everybody in, and the admin endpoints answer on this machine only.
+    `class_slo`: what requests of a class ("" is those of none) are promised where they do not say themselves.
     """
 
     max_body_bytes: int = 16 * 1024 * 1024
@@ -26,3 +28,4 @@ class ServerSettings:
     cors_origins: Sequence[str] = ("*",)
     status_line: bool = False
     keys: Keyring | None = None
+    class_slo: Mapping[str, Slo] = field(default_factory=dict)

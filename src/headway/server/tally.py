@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 from headway.core.accounting import State
 from headway.core.batch import Finished
-from headway.core.request import FinishReason, Slo
-from headway.engine.api import Choice, EngineStats, Stream
+from headway.core.request import FinishReason
+from headway.engine.api import Choice, EngineStats
 from headway.engine.router import StepTimes
 from headway.server.errors import ApiError, OverQuota
+from headway.server.promises import Promises, mean_token_time
 
 _FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 _TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
@@ -19,12 +20,12 @@ _REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50,
 _LENGTH = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 _STEP = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
-REQUEST_CLASSES = ("", "realtime", "batch")
 REJECTIONS = (
     "queue_full",
     "quota",
     "unauthorized",
     "forbidden",
+    "slo_unattainable",
     "context_length_exceeded",
     "invalid_request",
     "unknown_model",
@@ -62,8 +63,7 @@ class Tally:
         self.finished: Counter[FinishReason] = Counter()
         self.rejected: Counter[str] = Counter()
         self.state_times: Counter[str] = Counter()
-        self.promises: Counter[tuple[str, bool]] = Counter()
-        """(request class, kept) of the requests that were promised something."""
+        self.promises = Promises()
         self.step_tokens = Histogram(_STEP)
         self.first_token = Histogram(_FIRST_TOKEN)
         self.token_gap = Histogram(_TOKEN)
@@ -76,7 +76,6 @@ class Tally:
         self.prompt_length = Histogram(_LENGTH)
         self.output_length = Histogram(_LENGTH)
         self._steps = self._batched = 0
-        self._promised: dict[str, tuple[str, Slo]] = {}
 
     def step(self, times: StepTimes) -> None:
         """An on_step hook."""
@@ -90,16 +89,6 @@ class Tally:
         if steps > 0:
             self.step_tokens.observe(batched / steps, steps)
             self._steps, self._batched = stats.num_steps, stats.num_batched_tokens
-
-    def promise(self, stream: Stream, request_class: str, slo: Slo) -> None:
-        """A request that was promised something; kept or not is found out when it ends."""
-        if slo != Slo():
-            self._promised[stream.request_id] = request_class, slo
-
-    def miss(self, request_class: str, slo: Slo) -> None:
-        """A refused request is a missed promise."""
-        if slo != Slo():
-            self.promises[request_class, False] += 1
 
     def reject(self, error: ApiError) -> None:
         """An answer that is an error."""
@@ -122,35 +111,12 @@ class Tally:
             self.prompt_tokens += end.prompt_len
             self.cached_tokens += end.cached_len
         if end.output_len > 1:
-            self.token_mean.observe(_mean_token_time(end))
-        self._settle(end, choice.stream)
-
-    def _settle(self, end: Finished, stream: Stream) -> None:
-        promised = self._promised.get(stream.request_id)
-        if promised is None:
-            return
-        if stream.done:
-            del self._promised[stream.request_id]
-        request_class, slo = promised
-        self.promises[request_class, _kept(end, slo)] += 1
-
-
-def _mean_token_time(end: Finished) -> float:
-    """TPOT: the mean time of an output token after the first."""
-    return (end.finished - end.first_token) / (end.output_len - 1) if end.output_len > 1 else 0.0
-
-
-def _kept(end: Finished, slo: Slo) -> bool:
-    return (
-        end.reason in (FinishReason.STOP, FinishReason.LENGTH)
-        and end.first_token - end.arrival <= slo.ttft
-        and _mean_token_time(end) <= slo.tpot
-        and end.finished - end.arrival <= slo.deadline
-    )
+            self.token_mean.observe(mean_token_time(end))
+        self.promises.settle(end, choice.stream)
 
 
 def _reason(error: ApiError) -> str:
-    if error.code in ("context_length_exceeded", "body_too_large"):
+    if error.code in ("context_length_exceeded", "body_too_large", "slo_unattainable"):
         return error.code
     if isinstance(error, OverQuota):
         return "quota"

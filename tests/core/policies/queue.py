@@ -22,7 +22,8 @@ class Queue:
     ) -> int:
         handle = self.table._seq
         params = SamplingParams(max_tokens=max_tokens)
-        request = Request(str(handle), handle, [1] * prompt_len, params, self.now, slo=Slo(deadline=deadline), **facts)
+        facts = {"slo": Slo(deadline=deadline)} | facts
+        request = Request(str(handle), handle, [1] * prompt_len, params, self.now, **facts)
         row = self.table.add(request, prompt_len + max_tokens, 2)
         self.table.cached[row] = cached
         self.policy.arrived(self.rows([handle]), self.now)

@@ -20,6 +20,7 @@ from headway.core.policies.lpm import Lpm
 from headway.core.policies.mlfq import Mlfq
 from headway.core.policies.priority import Priority
 from headway.core.policies.shortest import Default, Shortest, Sjf, Srpt
+from headway.core.policies.slo import ByPromise, Relegating
 from headway.core.step_time import StepTimeModel
 
 POLICIES: dict[str, type[Policy]] = {
@@ -32,6 +33,7 @@ POLICIES: dict[str, type[Policy]] = {
     "hrrn": Hrrn,
     "edf": Edf,
     "least-laxity": LeastLaxity,
+    "slo": ByPromise,
     "mlfq": Mlfq,
     "fair": Fair,
     "lpm": Lpm,
@@ -63,6 +65,8 @@ def make(
         return Fair(weights, credit=overtaking)
     if name == "least-laxity":
         return LeastLaxity(step_time)
+    if name == "slo":
+        return ByPromise(step_time)
     if name in POLICIES:
         return POLICIES[name]()
     if ":" in name:
@@ -109,4 +113,4 @@ def _module(source: str) -> ModuleType:
     return module
 
 
-__all__ = ["OVERTAKING", "POLICIES", "Aged", "Fcfs", "Policy", "make", "summary"]
+__all__ = ["OVERTAKING", "POLICIES", "Aged", "Fcfs", "Policy", "Relegating", "make", "summary"]

@@ -35,6 +35,7 @@ class Aged(Policy):
         if overtaking < 1:
             raise ValueError(f"overtaking must be at least 1 token, got {overtaking}")
         self.policy = policy
+        self.drifts = policy.drifts
         self.overtaking = overtaking
         self.pauses = policy.pauses
         self._due = -1

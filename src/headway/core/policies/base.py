@@ -26,6 +26,8 @@ class Policy(metaclass=ABCMeta):
     overtaking = 0
     pauses = False
     """Where rows are short the scores alone decide who gets them: those on board pause for those of lower score."""
+    drifts = False
+    """Scores are times: that of an equal request that comes a second later is higher by one."""
 
     @abstractmethod
     def score(self, queue: Rows, now: float) -> Floats:

@@ -21,6 +21,8 @@ def _deadline(queue: Rows) -> Floats:
 class Edf(Policy):
     """Earliest deadline first. Not bounded: one without a deadline waits as long as others have one."""
 
+    drifts = True
+
     def score(self, queue: Rows, now: float) -> Floats:
         return _deadline(queue)
 
@@ -32,6 +34,7 @@ class LeastLaxity(Policy):
     says of a typical step, or at `rates` (prefill, decode) until it is fitted.
     """
 
+    drifts = True
     PREFILL = Load(tokens=512, attended=512 * 512, rows=1, kv_tokens=512)
     DECODE = Load(tokens=32, attended=32 * 512, rows=32, kv_tokens=32 * 512)
 

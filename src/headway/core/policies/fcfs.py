@@ -10,6 +10,7 @@ class Fcfs(Policy):
     """First come, first served: by arrival. A preempted request keeps its place."""
 
     bounded = True
+    drifts = True
 
     def score(self, queue: Rows, now: float) -> Floats:
         arrival: Floats = queue.arrival
