@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.core.config import SchedulerConfig
-from headway.executors.config import Dtype
+from headway.executors.config import Dtype, Kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class EngineConfig:
     block_size: int = 32
     max_model_len: int | None = None
     threads: int | None = None
+    kernels: Kernels = "auto"
     max_waiting: int = 4096
     event_log: str | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -234,6 +234,7 @@ def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], No
             max_num_seqs=config.scheduler.seqs,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             threads=config.threads,
+            kernels=config.kernels,
         ),
         report,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+Kernels = Literal["auto", "native", "torch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class ExecutorConfig:
     `dtype`: "auto" is bfloat16. `kv_cache_memory`: bytes for the KV pool (None: from what is free).
     `gpu_memory_utilization`: the share of a GPU's memory that headway may use. `max_model_len`: None takes the model's
     own limit or what the pool can hold, whichever is less. `threads`: None takes the cores that the cgroup allows.
-    `max_num_seqs`: slots.
+    `max_num_seqs`: slots. `kernels`: "auto" takes the native CPU kernels where they can serve the model, and torch.
     """
 
     model: str
@@ -29,3 +30,4 @@ class ExecutorConfig:
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 512
     threads: int | None = None
+    kernels: Kernels = "auto"
