@@ -47,7 +47,15 @@ void run_linear(Pool& pool, const Kernels& kernels, const LinearTask& task, int 
         const int block = piece / pieces, p = piece % pieces;
         const int row = static_cast<int>(int64_t(rows) * block / blocks), end = static_cast<int>(int64_t(rows) * (block + 1) / blocks);
         const int first = static_cast<int>(int64_t(panels) * p / pieces), last = static_cast<int>(int64_t(panels) * (p + 1) / pieces);
-        kernels.linear(task, row, end - row, first, last - first, sums);
+        int until = last;  // the pieces that follow are the same thread's, up to the end of its share
+        for (int t = 1; t <= threads; ++t)
+          if (pool.share(blocks * pieces, t) > piece) {
+            const int limit = std::min(pool.share(blocks * pieces, t) - block * pieces, pieces);
+            until = static_cast<int>(int64_t(panels) * limit / pieces);
+            break;
+          }
+        if (alone) until = panels;
+        kernels.linear(task, row, end - row, first, last - first, until, sums);
       },
       alone);
 }
@@ -58,8 +66,8 @@ void run_norm(Pool& pool, const Kernels& kernels, const NormTask& task, int rows
       [&](int piece, int) { kernels.norm(task, piece * NORM_ROWS, std::min(NORM_ROWS, rows - piece * NORM_ROWS)); }, alone);
 }
 
-Decoder::Decoder(const Shape& shape, const Kernels& kernels, Pool& pool, int alone_up_to)
-    : shape_(shape), kernels_(kernels), pool_(pool), alone_up_to_(alone_up_to) {
+Decoder::Decoder(const Shape& shape, const Kernels& kernels, Pool& pool)
+    : shape_(shape), kernels_(kernels), pool_(pool) {
   wide_ = shape.type != Type::bf16 || !kernels.bf16_dot;
   const size_t bytes = scratch_bytes(shape.heads / shape.kv_heads, shape.head_dim);
   for (int i = 0; i < pool.threads(); ++i) scratch_.push_back(static_cast<char*>(arena.take(bytes)));
@@ -129,14 +137,7 @@ void Decoder::attend(const Layer& layer, const Step& step, const Cache& cache) {
         for (int i = piece * ROPE_PIECES; i < end; ++i) kernels_.rope(turn, cache, step.rows, ropes_[i].row, ropes_[i].token, ropes_[i].tokens);
       },
       alone_);
-  const AttentionTask look{q_, step.tokens, attended_, attended_stride_ / (wide_ ? 4 : 2), !wide_};
-  pool_.run(
-      static_cast<int>(attentions_.size()),
-      [&](int piece, int thread) {
-        const Piece& p = attentions_[piece];
-        kernels_.attention(look, cache, step.rows, p.row, p.token, p.tokens, p.head, scratch_[thread]);
-      },
-      alone_);
+  look(step, cache);
   const void* x = attended_;
   size_t stride = attended_stride_;
   if (shape_.type == Type::i8) {
@@ -144,6 +145,27 @@ void Decoder::attend(const Layer& layer, const Step& step, const Cache& cache) {
     x = read_, stride = read_stride_;
   }
   run_linear(pool_, kernels_, {&layer.output, x, stride, x_scale_, Then::add, x_, size_t(shape_.hidden), false}, step.tokens, alone_);
+}
+
+void Decoder::look(const Step& step, const Cache& cache) {
+  const AttentionTask task{q_, step.tokens, attended_, attended_stride_ / (wide_ ? 4 : 2), !wide_};
+  pool_.run(
+      static_cast<int>(attentions_.size()),
+      [&](int piece, int thread) {
+        const Piece& p = attentions_[piece];
+        kernels_.attention(task, cache, step.rows, p.row, p.token, p.tokens, p.head, scratch_[thread]);
+      },
+      alone_);
+}
+
+void Decoder::attend_only(const Step& step) {
+  reserve(step.tokens);
+  plan(step);
+  Cache cache = cache_;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    look(step, cache);
+    cache.keys += layer_words_, cache.values += layer_words_;
+  }
 }
 
 void Decoder::feed(const Layer& layer, int tokens) {
@@ -160,7 +182,7 @@ void Decoder::feed(const Layer& layer, int tokens) {
 
 void Decoder::step(const Step& step) {
   reserve(std::max(step.tokens, step.samples));
-  alone_ = step.tokens <= alone_up_to_;
+  alone_ = step.tokens <= alone_up_to;
   plan(step);
   embed(step);
   Cache cache = cache_;

@@ -42,7 +42,7 @@ struct Step {
 
 class Decoder {
  public:
-  Decoder(const Shape& shape, const Kernels& kernels, Pool& pool, int alone_up_to);
+  Decoder(const Shape& shape, const Kernels& kernels, Pool& pool);
 
   Arena arena;
   std::vector<Layer> layers;
@@ -54,7 +54,9 @@ class Decoder {
   /// Layer i's keys and values lie at i * layer_words behind these.
   void bind(uint32_t* keys, uint32_t* values, size_t layer_words, int block_size);
   void step(const Step& step);
+  void attend_only(const Step& step);
   const Shape& shape() const { return shape_; }
+  int alone_up_to = 0;  // tokens of a step that the caller computes without help
 
  private:
   struct Piece {
@@ -64,12 +66,12 @@ class Decoder {
   void plan(const Step& step);
   void embed(const Step& step);
   void attend(const Layer& layer, const Step& step, const Cache& cache);
+  void look(const Step& step, const Cache& cache);
   void feed(const Layer& layer, int tokens);
 
   Shape shape_;
   const Kernels& kernels_;
   Pool& pool_;
-  int alone_up_to_;
   bool alone_ = false;
   Cache cache_;
   size_t layer_words_ = 0;

@@ -100,11 +100,13 @@ struct Kernels {
   const char* name;
   bool bf16_dot;        // bfloat16 layers read bfloat16 rows (else float32 ones)
   int (*panels_at_once)(int rows);
-  void (*linear)(const LinearTask&, int row, int rows, int panel, int panels, void* scratch);
+  /// Panels [panel, panel + panels); the same thread will come for those up to `until` next.
+  void (*linear)(const LinearTask&, int row, int rows, int panel, int panels, int until, void* scratch);
   void (*norm)(const NormTask&, int row, int rows);
   void (*rope)(const RopeTask&, const Cache&, const Rows&, int row, int token, int tokens);
   void (*attention)(const AttentionTask&, const Cache&, const Rows&, int row, int token, int tokens, int kv_head,
                     void* scratch);
+  double (*products)(Type type, long turns);  // multiplications that many turns on registers have made: the limit of a core
   void (*argmax)(const float* logits, int width, float* best, int64_t* index);
 };
 

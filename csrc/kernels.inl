@@ -22,5 +22,6 @@ constexpr bool BF16_DOT = false;
 #include "linear.inl"
 #include "rows.inl"
 #include "attention.inl"
+#include "limits.inl"
 }  // namespace
 }  // namespace headway::NAME

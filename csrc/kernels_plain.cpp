@@ -4,7 +4,8 @@
 
 namespace headway {
 const Kernels* kernels_plain() {
-  static const Kernels table{"plain", plain::BF16_DOT, plain::panels_at_once, plain::linear, plain::norm, plain::rope, plain::attention, plain::argmax};
+  static const Kernels table{"plain", plain::BF16_DOT, plain::panels_at_once, plain::linear, plain::norm, plain::rope, plain::attention,
+                             plain::products, plain::argmax};
   return &table;
 }
 }  // namespace headway

@@ -1,19 +1,27 @@
 // Linear layers: panels of 32 columns times blocks of rows, then what is to become of the sums.
 
-constexpr int K_BLOCK = 1024;  // words of a panel that stay in the cache while all rows pass
+constexpr int K_BLOCK = 160;      // words of a panel that stay in the nearest cache while all rows pass
+constexpr size_t AHEAD = 4096;    // bytes that are fetched before they are needed where rows pass once
 
 inline int panels_at_once(int rows) { return rows <= 2 ? FEW_PANELS : rows <= 4 && FEW_PANELS > 2 ? 2 : 1; }
 
-template <class D> void sum_panel(const LinearTask& t, int row, int rows, int panel, typename D::Store* sums) {
+/// Where rows pass several times, the next panel (if `next`) is fetched meanwhile, evenly spread.
+template <class D> void sum_panel(const LinearTask& t, int row, int rows, int panel, bool next, typename D::Store* sums) {
   const Linear& layer = *t.layer;
   const auto* x = reinterpret_cast<const uint32_t*>(static_cast<const char*>(t.x) + row * t.x_stride);
   const uint32_t* words = layer.words + static_cast<size_t>(panel) * layer.k_words * PANEL;
-  const int blocks = rows <= MAX_ROWS ? 1 : (layer.k_words + K_BLOCK - 1) / K_BLOCK;
+  const int passes = (rows + D::rows - 1) / D::rows, units = MAX_UNITS < 2 ? 2 : 1;
+  const int blocks = passes == 1 ? 1 : (layer.k_words + K_BLOCK - 1) / K_BLOCK;
+  constexpr size_t LINE = PANEL * 4;
+  Product p{x, t.x_stride / 4, nullptr, PANEL, 0, 1, 0, sums, PANEL, PANEL, false};
+  if (passes == 1) p.ahead = reinterpret_cast<const char*>(words) + AHEAD, p.ahead_step = LINE / units, p.second = units == 1 ? 64 : 0;
+  else if (next) p.ahead = reinterpret_cast<const char*>(words + static_cast<size_t>(layer.k_words) * PANEL), p.ahead_step = LINE / passes / units;
   for (int b = 0, k = 0; b < blocks; ++b) {
     const int count = layer.k_words / blocks + (b < layer.k_words % blocks);
     const uint32_t* from = words + static_cast<size_t>(k) * PANEL;
-    Product p{x + k * D::x_words, t.x_stride / 4, nullptr, PANEL, 0, 1, count, sums, PANEL, PANEL, b > 0};
+    p.x = x + k * D::x_words, p.words = count, p.more = b > 0;
     multiply_columns<D>(p, rows, 2, &from);
+    p.ahead += p.ahead_step * passes * units * count;
     k += count;
   }
 }
@@ -75,12 +83,12 @@ template <class S> void finish_panel(const LinearTask& t, int row, int rows, int
   }
 }
 
-template <class D> void linear_of(const LinearTask& t, int row, int rows, int panel, int panels, void* scratch) {
+template <class D> void linear_of(const LinearTask& t, int row, int rows, int panel, int panels, int until, void* scratch) {
   auto* sums = static_cast<typename D::Store*>(scratch);
   const int few = panels_at_once(rows);
   for (int end = panel + panels; panel < end;) {
-    const int now = few > 1 && panel + few <= end ? few : 1;
-    if (now == 1) sum_panel<D>(t, row, rows, panel, sums);
+    const int now = few > 1 && panel + few <= end ? few : few > 2 && panel + 2 <= end ? 2 : 1;
+    if (now == 1) sum_panel<D>(t, row, rows, panel, panel + 1 < until, sums);
     else if (now == 2) sum_few<D, 4>(t, row, rows, panel, sums);
     else sum_few<D, 2 * FEW_PANELS>(t, row, rows, panel, sums);
     for (int i = 0; i < now; ++i) finish_panel(t, row, rows, panel + i, sums + static_cast<size_t>(i) * rows * PANEL);
@@ -88,10 +96,10 @@ template <class D> void linear_of(const LinearTask& t, int row, int rows, int pa
   }
 }
 
-void linear(const LinearTask& t, int row, int rows, int panel, int panels, void* scratch) {
+void linear(const LinearTask& t, int row, int rows, int panel, int panels, int until, void* scratch) {
   switch (t.layer->type) {
-    case Type::f32: return linear_of<DotF32>(t, row, rows, panel, panels, scratch);
-    case Type::bf16: return linear_of<DotB>(t, row, rows, panel, panels, scratch);
-    case Type::i8: return linear_of<DotI8>(t, row, rows, panel, panels, scratch);
+    case Type::f32: return linear_of<DotF32>(t, row, rows, panel, panels, until, scratch);
+    case Type::bf16: return linear_of<DotB>(t, row, rows, panel, panels, until, scratch);
+    case Type::i8: return linear_of<DotI8>(t, row, rows, panel, panels, until, scratch);
   }
 }

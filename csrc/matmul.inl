@@ -4,11 +4,15 @@ struct DotF32 {  // float32 weights, float32 rows
   using Acc = F;
   using Store = float;
   static constexpr int x_words = 1;  // of a row, for each word of the weight
-  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx, const W (&w)[U]) {
+  static constexpr int rows = MAX_ROWS;  // at once
+  static constexpr int numbers = 1;  // that `dot` multiplies in each lane
+  static inline Acc dot(Acc acc, W x, W w) { return f_fma(w_float(x), w_float(w), acc); }
+  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx,
+                                                   const W (&w)[U]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       F xv = w_float(w_all(x[r / 3] + (r % 3) * ldx));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < U; ++u) acc[r][u] = f_fma(xv, w_float(w[u]), acc[r][u]);
     }
   }
@@ -18,11 +22,15 @@ struct DotBf16 {  // bfloat16 weights, bfloat16 rows
   using Acc = F;
   using Store = float;
   static constexpr int x_words = 1;
-  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx, const W (&w)[U]) {
+  static constexpr int rows = MAX_ROWS;
+  static constexpr int numbers = 2;
+  static inline Acc dot(Acc acc, W x, W w) { return dot_bf16(acc, x, w); }
+  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx,
+                                                   const W (&w)[U]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       W xv = w_all(x[r / 3] + (r % 3) * ldx);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < U; ++u) acc[r][u] = dot_bf16(acc[r][u], xv, w[u]);
     }
   }
@@ -32,20 +40,24 @@ struct DotWide {  // bfloat16 weights, float32 rows
   using Acc = F;
   using Store = float;
   static constexpr int x_words = 2;
-  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx, const W (&w)[U]) {
+  static constexpr int rows = MAX_ROWS < 12 ? MAX_ROWS : 12;  // two more registers hold the halves of the weights
+  static constexpr int numbers = 1;
+  static inline Acc dot(Acc acc, W x, W w) { return f_fma(w_float(x), w_float(w), acc); }
+  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx,
+                                                   const W (&w)[U]) {
     F even[U], odd[U];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int u = 0; u < U; ++u) even[u] = w_low(w[u]), odd[u] = w_high(w[u]);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       F xv = w_float(w_all(x[r / 3] + (r % 3) * ldx));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < U; ++u) acc[r][u] = f_fma(xv, even[u], acc[r][u]);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       F xv = w_float(w_all(x[r / 3] + (r % 3) * ldx + 1));
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < U; ++u) acc[r][u] = f_fma(xv, odd[u], acc[r][u]);
     }
   }
@@ -55,11 +67,15 @@ struct DotI8 {  // signed weights, unsigned rows
   using Acc = I;
   using Store = int32_t;
   static constexpr int x_words = 1;
-  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx, const W (&w)[U]) {
+  static constexpr int rows = MAX_ROWS;
+  static constexpr int numbers = 4;
+  static inline Acc dot(Acc acc, W x, W w) { return dot_i8(acc, x, w); }
+  template <int R, int U> static inline void step(Acc (&acc)[R][U], const uint32_t* (&x)[(R + 2) / 3], size_t ldx,
+                                                   const W (&w)[U]) {
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       W xv = w_all(x[r / 3] + (r % 3) * ldx);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int u = 0; u < U; ++u) acc[r][u] = dot_i8(acc[r][u], xv, w[u]);
     }
   }
@@ -84,7 +100,11 @@ struct Product {
   void* sums;                      // rows ldc numbers apart; units 16 apart, pairs of units `pair` apart
   size_t ldc, pair;
   bool more;                       // add to what sums hold
+  const char* ahead = nullptr;     // what to fetch into the cache meanwhile: two lines `second` apart, then `ahead_step`
+  size_t ahead_step = 0, second = 0;  // bytes on
 };
+
+constexpr size_t STREAM_AHEAD = 512;  // words
 
 template <class D, int R, int U> void multiply(const Product& p) {
   typename D::Acc acc[R][U];
@@ -94,7 +114,8 @@ template <class D, int R, int U> void multiply(const Product& p) {
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u)
       acc[r][u] = p.more ? acc_load(sums + r * p.ldc + u / 2 * p.pair + u % 2 * 16) : acc_zero<typename D::Acc>();
-  const size_t ldx = p.ldx, ldw = p.ldw;
+  const size_t ldx = p.ldx, ldw = p.ldw, ahead_step = p.ahead_step, second = p.second;
+  const char* ahead = p.ahead ? p.ahead : reinterpret_cast<const char*>(p.x);
   const uint32_t* x[(R + 2) / 3];  // every third row: the others are an index away
 #pragma GCC unroll 16
   for (int i = 0; i < (R + 2) / 3; ++i) x[i] = p.x + 3 * i * ldx;
@@ -106,6 +127,14 @@ template <class D, int R, int U> void multiply(const Product& p) {
       W wv[U];
 #pragma GCC unroll 8
       for (int u = 0; u < U; ++u) wv[u] = w_load(w[u / 2] + u % 2 * 16);
+      if constexpr (U > 2) {  // few rows: each panel is a stream of its own
+#pragma GCC unroll 8
+        for (int u = 0; u < U; ++u) __builtin_prefetch(w[u / 2] + u % 2 * 16 + STREAM_AHEAD);
+      } else {
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + second);
+        ahead += ahead_step;
+      }
       D::template step<R, U>(acc, x, ldx, wv);
 #pragma GCC unroll 8
       for (int i = 0; i < (U + 1) / 2; ++i) w[i] += ldw;
@@ -125,17 +154,18 @@ template <class D, int U, int... R> inline Multiply pick(int rows, std::integer_
   static constexpr Multiply table[] = {multiply<D, R + 1, U>...};
   return table[rows - 1];
 }
-/// The product of `rows` (1 to most_rows(units)) times `units`.
+/// The product of `rows` (1 to D::rows) times `units`.
 template <class D, int U> inline Multiply product(int rows) {
-  return pick<D, U>(rows, std::make_integer_sequence<int, MAX_ROWS>{});
+  return pick<D, U>(rows, std::make_integer_sequence<int, D::rows>{});
 }
 
-/// All rows of x, in nearly equal tiles of at most MAX_ROWS.
+/// All rows of x, in nearly equal tiles of at most D::rows.
 template <class D, int U> inline void multiply_rows(Product p, int rows) {
-  const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  const int tiles = (rows + D::rows - 1) / D::rows;
   for (int t = 0; t < tiles; ++t) {
     const int count = rows / tiles + (t < rows % tiles);
     product<D, U>(count)(p);
+    p.ahead += p.ahead_step * p.words;
     p.x += count * p.ldx;
     p.sums = static_cast<typename D::Store*>(p.sums) + count * p.ldc;
   }
@@ -152,6 +182,7 @@ template <class D> inline void multiply_columns(Product p, int rows, int units, 
     p.sums = sums + 16 * u;
     if (now == 2) multiply_rows<D, MAX_UNITS>(p, rows);
     else multiply_rows<D, 1>(p, rows);
+    p.ahead += p.ahead_step * p.words * ((rows + D::rows - 1) / D::rows);
     u += now;
   }
 }

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -70,8 +71,10 @@ class PackedLinear {
     layer_ = pack(arena_, weight.data(), bias ? bias->data() : nullptr, static_cast<int>(weight.shape(0)),
                   static_cast<int>(weight.shape(1)), type_of(type), gated);
   }
-  /// out = x @ weight.T + bias (or + out); x float32 is first brought into the form that the layer reads.
-  void operator()(Pool& pool, Floats x, nb::ndarray<float, nb::c_contig, nb::device::cpu> out, bool add, int repeat) {
+  /// out = x @ weight.T + bias (or + out); x float32 is first brought into the form that the layer reads. `others`, of the
+  /// same shape, are then computed likewise: to measure a layer whose weight is not in the cache.
+  void operator()(Pool& pool, Floats x, nb::ndarray<float, nb::c_contig, nb::device::cpu> out, bool add,
+                  const std::vector<PackedLinear*>& others) {
     expect(x.ndim() == 2 && static_cast<int>(x.shape(1)) == layer_.k, "x is [rows, inputs]");
     expect(out.ndim() == 2 && static_cast<int>(out.shape(1)) == layer_.n && out.shape(0) == x.shape(0), "out is [rows, outputs]");
     const int rows = static_cast<int>(x.shape(0));
@@ -81,8 +84,9 @@ class PackedLinear {
     nb::gil_scoped_release free;
     run_norm(pool, kernels_, {x.data(), x.shape(1), nullptr, nullptr, 0, layer_.k, layer_.type, read, stride, scale_.data()}, rows, false);
     const Then then = layer_.gated ? Then::silu_mul : add ? Then::add : Then::store;
-    for (int i = 0; i < repeat; ++i)
-      run_linear(pool, kernels_, {&layer_, read, stride, scale_.data(), then, out.data(), out.shape(1), false}, rows, false);
+    run_linear(pool, kernels_, {&layer_, read, stride, scale_.data(), then, out.data(), out.shape(1), false}, rows, false);
+    for (const PackedLinear* other : others)
+      run_linear(pool, kernels_, {&other->layer_, read, stride, scale_.data(), then, out.data(), out.shape(1), false}, rows, false);
   }
 
  private:
@@ -97,9 +101,9 @@ class PackedLinear {
 class Model {
  public:
   Model(Pool& pool, int hidden, int inner, int heads, int kv_heads, int head_dim, int vocab, float eps, const std::string& type,
-        const std::string& isa, int alone_up_to)
+        const std::string& isa)
       : pool_(pool), kernels_(named(isa)),
-        decoder_({hidden, inner, heads, kv_heads, head_dim, vocab, eps, type_of(type)}, kernels_, pool, alone_up_to) {
+        decoder_({hidden, inner, heads, kv_heads, head_dim, vocab, eps, type_of(type)}, kernels_, pool) {
     expect(head_dim % 16 == 0 && head_dim <= 256, "head_dim is a multiple of 16 up to 256");
     expect(hidden > 0 && inner > 0 && kv_heads > 0 && heads % kv_heads == 0, "heads are a multiple of kv_heads");
   }
@@ -150,6 +154,14 @@ class Model {
     decoder_.bind(static_cast<uint32_t*>(keys.data()), static_cast<uint32_t*>(values.data()), keys.size() / keys.shape(0) * item / 4, block_size);
   }
 
+  /// The attention of all layers by itself, on whatever queries there are: to measure it.
+  void attend(Longs starts, Longs counts, Longs tables) {
+    Step step;
+    step.tokens = static_cast<int>(check(step, starts, counts, tables));
+    nb::gil_scoped_release free;
+    decoder_.attend_only(step);
+  }
+
   void step(Longs token_ids, Longs starts, Longs counts, Longs tables, Longs sampling, nb::ndarray<float, nb::c_contig, nb::device::cpu> logits) {
     const Shape& s = decoder_.shape();
     Step step;
@@ -158,9 +170,26 @@ class Model {
     step.samples = static_cast<int>(sampling.size());
     step.sampling = sampling.data();
     step.logits = logits.data();
+    expect(logits.size() == sampling.size() * static_cast<size_t>(s.vocab), "logits are [samples, vocab]");
+    const int64_t total = check(step, starts, counts, tables);
+    expect(total == step.tokens, "counts do not add up to the tokens");
+    for (int i = 0; i < step.tokens; ++i) expect(step.token_ids[i] >= 0 && step.token_ids[i] < s.vocab, "a token id is beyond the vocabulary");
+    for (int i = 0; i < step.samples; ++i) expect(step.sampling[i] >= 0 && step.sampling[i] < total, "a sampling row is not in the step");
+    if (!step.tokens) return;
+    nb::gil_scoped_release free;
+    decoder_.step(step);
+  }
+
+  size_t nbytes() const { return decoder_.arena.taken(); }
+  std::string isa() const { return kernels_.name; }
+  int alone_up_to() const { return decoder_.alone_up_to; }
+  void set_alone_up_to(int tokens) { decoder_.alone_up_to = tokens; }
+
+ private:
+  /// Puts the rows into `step` and returns how many tokens they have.
+  int64_t check(Step& step, const Longs& starts, const Longs& counts, const Longs& tables) {
     expect(block_size_ > 0, "the model has no pool yet");
     expect(starts.size() == counts.size() && tables.ndim() == 2 && tables.shape(0) == starts.size(), "one start, count and table a row");
-    expect(logits.size() == sampling.size() * static_cast<size_t>(s.vocab), "logits are [samples, vocab]");
     first_.clear();
     int64_t total = 0;
     for (size_t i = 0; i < starts.size(); ++i) {
@@ -174,19 +203,9 @@ class Model {
       first_.push_back(total);
       total += counts.data()[i];
     }
-    expect(total == step.tokens, "counts do not add up to the tokens");
-    for (int i = 0; i < step.tokens; ++i) expect(step.token_ids[i] >= 0 && step.token_ids[i] < s.vocab, "a token id is beyond the vocabulary");
-    for (int i = 0; i < step.samples; ++i) expect(step.sampling[i] >= 0 && step.sampling[i] < total, "a sampling row is not in the step");
     step.rows = {static_cast<int>(starts.size()), starts.data(), counts.data(), first_.data(), tables.data(), tables.shape(1)};
-    if (!step.tokens) return;
-    nb::gil_scoped_release free;
-    decoder_.step(step);
+    return total;
   }
-
-  size_t nbytes() const { return decoder_.arena.taken(); }
-  std::string isa() const { return kernels_.name; }
-
- private:
   const float* keep(const Floats& array, size_t size) {
     expect(array.size() == size, "a vector has the wrong length");
     auto* copy = static_cast<float*>(decoder_.arena.take(size * 4));
@@ -217,6 +236,48 @@ void argmax(Pool& pool, const std::string& isa, Floats logits, nb::ndarray<float
   pool.run(rows, [&](int row, int) { kernels.argmax(logits.data() + static_cast<size_t>(row) * width, width, best.data() + row, index.data() + row); });
 }
 
+/// Seconds that each of `repeat` readings of `bytes` of memory by all threads takes: how fast weights can come at most.
+std::vector<double> read_memory(Pool& pool, size_t bytes, int repeat) {
+  nb::gil_scoped_release free;
+  Arena arena;
+  const int pieces = 8 * pool.threads();
+  const size_t count = bytes / 8 / pieces;
+  auto* words = static_cast<uint64_t*>(arena.take(count * pieces * 8));
+  std::memset(words, 1, count * pieces * 8);
+  std::vector<uint64_t> sums(pieces);
+  std::vector<double> seconds;
+  for (int i = 0; i < repeat; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run(pieces, [&](int piece, int) {
+      uint64_t sum[8] = {};
+      const uint64_t* from = words + piece * count;
+      for (size_t j = 0; j + 8 <= count; j += 8)
+        for (int lane = 0; lane < 8; ++lane) sum[lane] += from[j + lane];
+      for (uint64_t part : sum) sums[piece] += part;
+    });
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return seconds;
+}
+
+/// Multiplications per second, all threads together, of numbers of `type` in registers.
+double products_per_second(Pool& pool, const std::string& type, const std::string& isa) {
+  const Kernels& kernels = named(isa);
+  const Type kind = type_of(type);
+  nb::gil_scoped_release free;
+  std::vector<double> made(pool.threads());
+  double best = 0;
+  for (int i = 0; i < 7; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    pool.run(pool.threads(), [&](int piece, int) { made[piece] = kernels.products(kind, 300000); });
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    double all = 0;
+    for (double one : made) all += one;
+    best = std::max(best, all / seconds);
+  }
+  return best;
+}
+
 }  // namespace
 }  // namespace headway
 
@@ -231,16 +292,21 @@ NB_MODULE(_native, m) {
   nb::class_<PackedLinear>(m, "PackedLinear")
       .def(nb::init<Floats, std::optional<Floats>, const std::string&, bool, const std::string&>(), "weight"_a, "bias"_a.none(), "type"_a,
            "gated"_a = false, "isa"_a = "")
-      .def("__call__", &PackedLinear::operator(), "pool"_a, "x"_a, "out"_a, "add"_a = false, "repeat"_a = 1);
+      .def("__call__", &PackedLinear::operator(), "pool"_a, "x"_a, "out"_a, "add"_a = false,
+           "others"_a = std::vector<PackedLinear*>());
   nb::class_<Model>(m, "Model")
-      .def(nb::init<Pool&, int, int, int, int, int, int, float, const std::string&, const std::string&, int>(), nb::keep_alive<1, 2>(), "pool"_a,
-           "hidden"_a, "inner"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocab"_a, "eps"_a, "type"_a, "isa"_a = "", "alone_up_to"_a = 0)
+      .def(nb::init<Pool&, int, int, int, int, int, int, float, const std::string&, const std::string&>(), nb::keep_alive<1, 2>(), "pool"_a,
+           "hidden"_a, "inner"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "vocab"_a, "eps"_a, "type"_a, "isa"_a = "")
       .def("add_layer", &Model::add_layer, "input_norm"_a, "qkv"_a, "qkv_bias"_a.none(), "output"_a, "output_bias"_a.none(), "post_norm"_a,
            "gate_up"_a, "gate_up_bias"_a.none(), "down"_a, "down_bias"_a.none())
       .def("add_ends", &Model::add_ends, "embedding"_a, "norm"_a, "head"_a, "rope"_a)
       .def("bind", &Model::bind, "keys"_a, "values"_a)
+      .def("attend", &Model::attend, "starts"_a, "counts"_a, "tables"_a)
       .def("step", &Model::step, "token_ids"_a, "starts"_a, "counts"_a, "tables"_a, "sampling"_a, "logits"_a)
       .def_prop_ro("nbytes", &Model::nbytes)
-      .def_prop_ro("isa", &Model::isa);
+      .def_prop_ro("isa", &Model::isa)
+      .def_prop_rw("alone_up_to", &Model::alone_up_to, &Model::set_alone_up_to);
+  m.def("read_memory", &read_memory, "pool"_a, "bytes"_a, "repeat"_a = 5);
+  m.def("products_per_second", &products_per_second, "pool"_a, "type"_a, "isa"_a = "");
   m.def("argmax", &argmax, "pool"_a, "isa"_a, "logits"_a, "best"_a, "index"_a);
 }

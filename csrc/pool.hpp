@@ -1,9 +1,11 @@
-// Threads of our own. The caller works with them: a phase is over when every piece that anybody took is done, so a helper
-// that the system has put aside holds nobody up. Helpers spin for a moment after a phase, then sleep.
+// Threads of our own. The caller works with them. Each has a share of a phase's pieces, those that follow each other, and
+// takes from the others' when it is through: a helper that the system has put aside holds nobody up. Helpers spin for a
+// moment after a phase, then sleep.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -18,6 +20,9 @@ class Pool {
 
   int threads() const { return static_cast<int>(helpers_.size()) + 1; }
 
+  /// The first piece of a thread's share.
+  int share(int pieces, int thread) const { return static_cast<int>(int64_t(pieces) * thread / threads()); }
+
   /// work(piece, thread) for each piece in [0, pieces), in any order. Not to be called from two threads at once.
   template <class Work> void run(int pieces, Work&& work, bool alone = false) {
     if (alone || pieces <= 1 || helpers_.empty()) {
@@ -31,12 +36,18 @@ class Pool {
  private:
   using Call = void (*)(void*, int, int);
   void phase(Call call, void* context, int pieces);
-  bool take(int thread);
+  bool take(int share, int thread);
+  void work(int thread);
+  bool left(int share) const;
   void help(int thread);
 
-  // The phase's number (24 bits), its pieces (20) and the next to take (20), in one word: whoever takes a piece knows that
-  // the phase is still the one whose work he has read.
-  alignas(64) std::atomic<uint64_t> state_{0};
+  // The phase's number (24 bits), the end of a share (20) and the next piece to take (20), in one word: whoever takes a
+  // piece knows that the phase is still the one whose work he has read.
+  struct alignas(64) Share {
+    std::atomic<uint64_t> state{0};
+  };
+  std::unique_ptr<Share[]> shares_;
+  uint64_t number_ = 0;
   alignas(64) std::atomic<int> done_{0};
   alignas(64) std::atomic<Call> call_{nullptr};
   std::atomic<void*> context_{nullptr};

@@ -49,14 +49,14 @@ void norm(const NormTask& t, int row, int rows) {
       }
       scale = f_set(1.0f / __builtin_sqrtf(f_hsum(sum) / static_cast<float>(t.width) + t.eps));
     }
-    if (t.type == Type::i8) {
+    if (t.type == Type::i8) {  // what is not a number makes the row's scale none
       F most = f_set(0.0f);
       for (int i = 0; i < t.width; i += 16) most = f_max(most, f_abs(normed(t, x, scale, i)));
       const float largest = f_hmax(most);
       const F inverse = f_set(largest > 0 ? 127.0f / largest : 0.0f);
       for (int i = 0; i < t.width; i += 16)
         f_to_u8(reinterpret_cast<uint8_t*>(out) + i, f_mul(normed(t, x, scale, i), inverse));
-      t.out_scale[r] = largest / 127.0f;
+      t.out_scale[r] = largest / 127.0f + 0.0f * first_lane(scale);
     } else if (t.type == Type::bf16 && BF16_DOT) {
       for (int i = 0; i < t.width; i += 16) f_to_bf16(reinterpret_cast<uint16_t*>(out) + i, normed(t, x, scale, i));
     } else {

@@ -88,7 +88,8 @@ def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping
 
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(facts["gpus"]))
     item = 4 if config.dtype == "float32" else 2
-    kv_item = item if on_gpu else 4  # attention on CPUs computes in float32 and keeps what it computes with
+    kv_item = item if on_gpu or _native(config, model) else 4  # torch's attention on CPUs keeps float32
+    item = 1 if config.quantization == "int8" else item
     weights = parameters(model) * item
     budget = kv_budget(
         ExecutorConfig(
@@ -103,13 +104,21 @@ def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping
     )
     requests = [f"{budget.num_tokens // length:,} of {length:,}" for length in (512, 2048, budget.max_model_len)]
     return {
-        "weights": f"{gigabytes(weights)} with {item} bytes each (a CPU may keep them wider)",
+        "weights": f"{gigabytes(weights)} with {item} bytes each (torch on a CPU may keep them wider)",
         "KV of a token": f"{budget.bytes_per_token:,} bytes = keys and values x {model.num_layers} layers x "
         f"{model.num_kv_heads} heads x {model.head_dim} x {kv_item} bytes",
         "KV pool": str(budget).removeprefix("KV pool "),
         "it holds": f"requests: {', '.join(requests)} tokens",
         "limits": f"{config.scheduler.seqs} requests hold KV at a time, {config.scheduler.max_batch_size} share a step",
     }
+
+
+def _native(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether the native kernels would serve the model on a CPU."""
+    from headway.kernels.native import obstacle
+
+    kind = config.quantization or ("float32" if config.dtype == "float32" else "bfloat16")
+    return config.kernels != "torch" and obstacle("cpu", kind, model.head_dim, config.block_size) is None
 
 
 def _pool_memory(config: EngineConfig, weights: int, facts: Mapping[str, Any], on_gpu: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.core.config import SchedulerConfig
-from headway.executors.config import Dtype, Kernels
+from headway.executors.config import Dtype, Kernels, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class EngineConfig:
     max_model_len: int | None = None
     threads: int | None = None
     kernels: Kernels = "auto"
+    quantization: Quantization | None = None
     max_waiting: int = 4096
     event_log: str | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -235,6 +235,7 @@ def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], No
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             threads=config.threads,
             kernels=config.kernels,
+            quantization=config.quantization,
         ),
         report,
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 Kernels = Literal["auto", "native", "torch"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class ExecutorConfig:
     `gpu_memory_utilization`: the share of a GPU's memory that headway may use. `max_model_len`: None takes the model's
     own limit or what the pool can hold, whichever is less. `threads`: None takes the cores that the cgroup allows.
     `max_num_seqs`: slots. `kernels`: "auto" takes the native CPU kernels where they can serve the model, and torch.
+    `quantization`: what weights are rounded to when they are read; "int8" keeps one scale per output channel.
     """
 
     model: str
@@ -31,3 +33,4 @@ class ExecutorConfig:
     max_num_batched_tokens: int = 512
     threads: int | None = None
     kernels: Kernels = "auto"
+    quantization: Quantization | None = None

@@ -19,17 +19,22 @@ from headway.kernels.kv_cache import KVCache, kv_dtype
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
 from headway.models.native import NativeDecoder
+from headway.sampling.sampler import BestOf
 
 
 class Forward(Protocol):
-    """`config`, `device` and `nbytes` are the model's; `kept` is what keys and values are kept in; `arithmetic` says for
-    a person what computes."""
+    """A model and its pool.
+
+    `config`, `device` and `nbytes` are the model's; `kept` is what keys and values are kept in; `arithmetic` says for a
+    person what computes. `best_of` finds the largest logits, if it can do so better than torch.
+    """
 
     config: ModelConfig
     device: torch.device
     nbytes: int
     kept: torch.dtype
     arithmetic: str
+    best_of: BestOf | None
 
     def bind(self, cache: KVCache) -> None:
         """Keeps keys and values there from now on."""
@@ -46,6 +51,7 @@ class TorchForward:
         self.config, self.device, self.nbytes = model.config, model.device, model.nbytes
         self.kept = kv_dtype(model.dtype, model.device)
         self.arithmetic = linear.describe(model.device, model.dtype)
+        self.best_of = None
 
     def bind(self, cache: KVCache) -> None:
         self._cache = cache
@@ -66,9 +72,11 @@ class NativeForward:
         self.config, self.device, self.nbytes = model.config, model.device, model.nbytes
         self.kept = torch.float32 if kind == "float32" else torch.bfloat16
         self.arithmetic = f"native {kind} ({model.isa} kernels)"
+        self.best_of: BestOf | None = model.best_of
 
     def bind(self, cache: KVCache) -> None:
         self._model.bind(cache)
+        self._model.settle(cache.null_block)
 
     def prepare(self, step: Layout) -> Callable[[Tensor], Tensor]:
         tables = np.ascontiguousarray(step.tables)
@@ -78,19 +86,24 @@ class NativeForward:
 def make_forward(
     config: ExecutorConfig, dtype: torch.dtype, device: torch.device, threads: int, report: Callable[[str], None]
 ) -> Forward:
-    """The model of `config`, on the native kernels where they can serve it, and otherwise, which `report` is told, on torch.
+    """The model of `config`, on the native kernels where they serve it, else on torch, as `report` is told.
 
     Raises:
         ModelError: it cannot be read, or native kernels were demanded and cannot serve it.
     """
+    kind = config.quantization or str(dtype).removeprefix("torch.")
+    if kind == "int8" and config.dtype == "float32":
+        raise ModelError("int8 weights go with bfloat16 keys and values: leave out --dtype float32")
     shape, weights = models.open_model(config.model)
-    obstacle = native.obstacle(device, dtype, shape.head_dim, config.block_size)
-    if config.kernels == "native" and obstacle is not None:
+    obstacle = "torch's were asked for" if config.kernels == "torch" else None
+    obstacle = obstacle or native.obstacle(device.type, kind, shape.head_dim, config.block_size)
+    if obstacle is None:
+        torch.set_num_threads(1)  # its threads would take the cores from the pool's
+        return NativeForward(NativeDecoder(shape, weights, kind, threads), kind)
+    if config.kernels == "native":
         raise ModelError(f"--kernels native cannot serve this: {obstacle}")
-    if config.kernels == "torch" or obstacle is not None:
-        if config.kernels == "auto" and device.type == "cpu":
-            report(f"kernels: torch's; the native ones cannot serve this: {obstacle}")
-        return TorchForward(DecoderModel(shape, weights, dtype, device))
-    kind = str(dtype).removeprefix("torch.")
-    torch.set_num_threads(1)  # its threads would take the cores from the pool's
-    return NativeForward(NativeDecoder(shape, weights, kind, threads), kind)
+    if kind == "int8":
+        raise ModelError(f"--quantization int8 needs the native kernels, and they cannot serve this: {obstacle}")
+    if config.kernels == "auto" and device.type == "cpu":
+        report(f"kernels: torch's, for the native ones cannot serve this: {obstacle}")
+    return TorchForward(DecoderModel(shape, weights, dtype, device))

@@ -87,7 +87,7 @@ class TorchExecutor:
             shape.num_layers, budget.num_blocks, budget.block_size, shape.num_kv_heads, shape.head_dim, kept, device
         )
         self._forward.bind(self._cache)
-        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device)
+        self._sampler = Sampler(config.max_num_seqs, shape.vocab_size, device, self._forward.best_of)
         self._slots = Slots(
             config.max_num_seqs, budget.max_model_len, budget.block_size, self._cache.null_block, self._sampler
         )

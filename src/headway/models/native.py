@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -15,6 +17,12 @@ from headway.models.weights import Weights
 
 Longs = npt.NDArray[np.int64]
 
+FEW_ROWS = 4
+"""Up to so many rows a step is bound by reading the weights."""
+WORTH = 1.25
+"""How many times as fast a step of few rows must be with all threads for them to be used."""
+TRIALS = 3
+
 
 class NativeDecoder:
     """A Llama-architecture decoder on a CPU. `weights` are packed as float32, bfloat16 or int8 while they are read.
@@ -24,12 +32,11 @@ class NativeDecoder:
     take in memory.
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: Weights, kind: str, threads: int, *, isa: str = "", alone_up_to: int = 0
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, kind: str, threads: int, *, isa: str = "") -> None:
         native = module()
         if native is None:
             raise RuntimeError("the native kernels were not built")
+        self._native = native
         self.config = config
         self.device = torch.device("cpu")
         self.pool = native.Pool(threads)
@@ -44,7 +51,6 @@ class NativeDecoder:
             config.rms_norm_eps,
             kind,
             isa,
-            alone_up_to,
         )
         self.isa: str = self._model.isa
         read = _Reader(config, weights)
@@ -61,6 +67,25 @@ class NativeDecoder:
         """Keys and values are kept in `cache` from now on, in an order inside a block that only the kernels know."""
         self._model.bind(cache.keys, cache.values)
 
+    def settle(self, null_block: int) -> None:
+        """Finds out whether help is worth having for few rows, which memory bounds rather than arithmetic.
+
+        Where other threads bring little, they would only take cores from the server that streams the answers.
+        """
+        if self.pool.threads == 1:
+            return
+        one, zero, table = torch.zeros(1, dtype=torch.int64), np.zeros(1, np.int64), np.full((1, 1), null_block)
+
+        def seconds(alone_up_to: int) -> float:
+            self._model.alone_up_to = alone_up_to
+            start = time.perf_counter()
+            self.step(one, zero, zero + 1, table, zero)
+            return time.perf_counter() - start
+
+        seconds(0)
+        helped, alone = (min(seconds(rows) for _ in range(TRIALS)) for rows in (0, FEW_ROWS))
+        self._model.alone_up_to = FEW_ROWS if alone < WORTH * helped else 0
+
     def step(self, token_ids: Tensor, starts: Longs, num_tokens: Longs, tables: Longs, sampling: Longs) -> Tensor:
         """float32 logits [S, V] of the tokens in `sampling` int64 [S].
 
@@ -70,6 +95,16 @@ class NativeDecoder:
         logits = torch.empty(len(sampling), self.config.vocab_size)
         self._model.step(token_ids, starts, num_tokens, tables, sampling, logits)
         return logits
+
+    def attend(self, starts: Longs, num_tokens: Longs, tables: Longs) -> None:
+        """The attention of all layers by itself, whatever it reads: to measure it."""
+        self._model.attend(starts, num_tokens, tables)
+
+    def best_of(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row's largest logit float32 [n], NaN where there is one, and its first place int64 [n]."""
+        best, index = torch.empty(len(logits)), torch.empty(len(logits), dtype=torch.int64)
+        self._native.argmax(self.pool, self.isa, logits, best, index)
+        return best, index
 
 
 class _Reader:
