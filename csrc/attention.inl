@@ -24,14 +24,16 @@ inline Pass carve(void* scratch, int rows, int dim) {
 /// Row r of a tile: scores to weights, its old sums scaled to the new maximum. `seen` tokens of the tile are its to see.
 inline void soften(const Pass& p, int r, int seen, int dim, bool bf16) {
   float* s = p.scores + r * TILE;
-  const F never = f_set(-__builtin_inff()), zero = f_set(0.0f);
+  const F never = f_set(-__builtin_inff());
   F v[4];
-  for (int i = 0; i < 4; ++i) v[i] = f_first(seen - 16 * i, f_load(s + 16 * i), never);
+  for (int i = 0; i < 4; ++i) v[i] = f_load(s + 16 * i);
+  if (seen < TILE)
+    for (int i = 0; i < 4; ++i) v[i] = f_first(seen - 16 * i, v[i], never);
   float most = f_hmax(f_max(f_max(v[0], v[1]), f_max(v[2], v[3])));
   most = most > p.most[r] ? most : p.most[r];
   const F shift = f_set(most);
-  for (int i = 0; i < 4; ++i) v[i] = f_first(seen - 16 * i, f_exp(f_sub(v[i], shift)), zero);
-  const float old = first_lane(f_exp(f_sub(f_set(p.most[r]), shift)));
+  for (int i = 0; i < 4; ++i) v[i] = f_exp(f_sub(v[i], shift));  // of what is not seen: 0
+  const float old = most == p.most[r] ? 1.0f : first_lane(f_exp(f_sub(f_set(p.most[r]), shift)));
   p.most[r] = most;
   p.sum[r] = p.sum[r] * old + f_hsum(f_add(f_add(v[0], v[1]), f_add(v[2], v[3])));
   if (bf16)
@@ -67,6 +69,12 @@ void attend(const AttentionTask& t, const Cache& c, const Rows& rows, int row, i
       values[segments] = c.values + base + inside / pack * dim;
       Product p{reinterpret_cast<const uint32_t*>(q), static_cast<size_t>(dim) * x_bytes / 4, nullptr, static_cast<size_t>(size),
                 0, 1, dim / pack, pass.scores + (at - begin), TILE, 0, false};
+      // Meanwhile these tokens' values come, and the next ones' keys.
+      const int64_t next = at + at_once <= last ? at + at_once : at;
+      const auto* coming = c.keys + static_cast<size_t>(blocks[next / size]) * block_words(c) + head * head_words + next % size;
+      p.ahead = reinterpret_cast<const char*>(coming);
+      p.second = reinterpret_cast<const char*>(values[segments]) - p.ahead;
+      p.ahead_step = size * 4 < 128 ? 64 : 128;
       multiply_columns<D>(p, count, at_once / 16, &keys);
     }
     for (int r = 0; r < count; ++r) {

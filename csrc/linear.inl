@@ -14,7 +14,7 @@ template <class D> void sum_panel(const LinearTask& t, int row, int rows, int pa
   const int blocks = passes == 1 ? 1 : (layer.k_words + K_BLOCK - 1) / K_BLOCK;
   constexpr size_t LINE = PANEL * 4;
   Product p{x, t.x_stride / 4, nullptr, PANEL, 0, 1, 0, sums, PANEL, PANEL, false};
-  if (passes == 1) p.ahead = reinterpret_cast<const char*>(words) + AHEAD, p.ahead_step = LINE / units, p.second = units == 1 ? 64 : 0;
+  if (passes == 1) p.ahead = reinterpret_cast<const char*>(words) + AHEAD, p.ahead_step = LINE / units;
   else if (next) p.ahead = reinterpret_cast<const char*>(words + static_cast<size_t>(layer.k_words) * PANEL), p.ahead_step = LINE / passes / units;
   for (int b = 0, k = 0; b < blocks; ++b) {
     const int count = layer.k_words / blocks + (b < layer.k_words % blocks);

@@ -100,11 +100,13 @@ struct Product {
   void* sums;                      // rows ldc numbers apart; units 16 apart, pairs of units `pair` apart
   size_t ldc, pair;
   bool more;                       // add to what sums hold
-  const char* ahead = nullptr;     // what to fetch into the cache meanwhile: two lines `second` apart, then `ahead_step`
-  size_t ahead_step = 0, second = 0;  // bytes on
+  const char* ahead = nullptr;     // what to fetch into the cache meanwhile: two lines, then those `ahead_step` bytes on
+  size_t ahead_step = 0;
+  ptrdiff_t second = 0;            // few rows fetch two more lines so far away
 };
 
 constexpr size_t STREAM_AHEAD = 512;  // words
+constexpr int FEW_ROWS = 8;
 
 template <class D, int R, int U> void multiply(const Product& p) {
   typename D::Acc acc[R][U];
@@ -114,7 +116,8 @@ template <class D, int R, int U> void multiply(const Product& p) {
 #pragma GCC unroll 8
     for (int u = 0; u < U; ++u)
       acc[r][u] = p.more ? acc_load(sums + r * p.ldc + u / 2 * p.pair + u % 2 * 16) : acc_zero<typename D::Acc>();
-  const size_t ldx = p.ldx, ldw = p.ldw, ahead_step = p.ahead_step, second = p.second;
+  const size_t ldx = p.ldx, ldw = p.ldw, ahead_step = p.ahead_step;
+  const ptrdiff_t second = p.second;
   const char* ahead = p.ahead ? p.ahead : reinterpret_cast<const char*>(p.x);
   const uint32_t* x[(R + 2) / 3];  // every third row: the others are an index away
 #pragma GCC unroll 16
@@ -132,7 +135,11 @@ template <class D, int R, int U> void multiply(const Product& p) {
         for (int u = 0; u < U; ++u) __builtin_prefetch(w[u / 2] + u % 2 * 16 + STREAM_AHEAD);
       } else {
         __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + second);
+        __builtin_prefetch(ahead + 64);
+        if constexpr (R <= FEW_ROWS) {
+          __builtin_prefetch(ahead + second);
+          __builtin_prefetch(ahead + second + 64);
+        }
         ahead += ahead_step;
       }
       D::template step<R, U>(acc, x, ldx, wv);

@@ -34,12 +34,17 @@ inline F w_float(W a) { return _mm512_castsi512_ps(a); }
 inline F w_low(W a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 inline F w_high(W a) { return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
 inline void f_to_bf16(uint16_t* p, F x) {  // to nearest even; NaN stays NaN
+#ifdef HEADWAY_BF16
+  __m256bh rounded = _mm512_cvtneps_pbh(x);
+  memcpy(p, &rounded, 32);
+#else
   I bits = _mm512_castps_si512(x);
   I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   I sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
   I top = _mm512_mask_blend_epi32(nan, _mm512_srli_epi32(sum, 16), _mm512_set1_epi32(0x7fc0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(top));
+#endif
 }
 inline void f_to_u8(uint8_t* p, F x) {  // 128 + the nearest integer
   I n = _mm512_add_epi32(_mm512_cvtps_epi32(x), _mm512_set1_epi32(128));

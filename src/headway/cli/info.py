@@ -85,10 +85,12 @@ def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping
     """
     from headway.executors.config import ExecutorConfig
     from headway.executors.memory import gigabytes, kv_budget
+    from headway.kernels.native import kept_bytes
 
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(facts["gpus"]))
     item = 4 if config.dtype == "float32" else 2
-    kv_item = item if on_gpu or _native(config, model) else 4  # torch's attention on CPUs keeps float32
+    kind = config.quantization or ("float32" if config.dtype == "float32" else "bfloat16")
+    kv_item = item if on_gpu else kept_bytes(kind, config.kernels, model.head_dim, config.block_size)
     item = 1 if config.quantization == "int8" else item
     weights = parameters(model) * item
     budget = kv_budget(
@@ -111,14 +113,6 @@ def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping
         "it holds": f"requests: {', '.join(requests)} tokens",
         "limits": f"{config.scheduler.seqs} requests hold KV at a time, {config.scheduler.max_batch_size} share a step",
     }
-
-
-def _native(config: EngineConfig, model: ModelConfig) -> bool:
-    """Whether the native kernels would serve the model on a CPU."""
-    from headway.kernels.native import obstacle
-
-    kind = config.quantization or ("float32" if config.dtype == "float32" else "bfloat16")
-    return config.kernels != "torch" and obstacle("cpu", kind, model.head_dim, config.block_size) is None
 
 
 def _pool_memory(config: EngineConfig, weights: int, facts: Mapping[str, Any], on_gpu: bool) -> int:

@@ -73,14 +73,18 @@ class NativeForward:
         self.kept = torch.float32 if kind == "float32" else torch.bfloat16
         self.arithmetic = f"native {kind} ({model.isa} kernels)"
         self.best_of: BestOf | None = model.best_of
+        self._logits = torch.empty(0, model.config.vocab_size)
 
     def bind(self, cache: KVCache) -> None:
         self._model.bind(cache)
         self._model.settle(cache.null_block)
 
     def prepare(self, step: Layout) -> Callable[[Tensor], Tensor]:
-        tables = np.ascontiguousarray(step.tables)
-        return lambda tokens: self._model.step(tokens, step.starts, step.num_tokens, tables, step.sampling)
+        tables, rows = np.ascontiguousarray(step.tables), len(step.sampling)
+        if rows > len(self._logits):
+            self._logits = torch.empty(max(rows, 2 * len(self._logits)), self.config.vocab_size)
+        logits = self._logits[:rows]  # the same memory in every step: fresh pages would cost milliseconds
+        return lambda tokens: self._model.step(tokens, step.starts, step.num_tokens, tables, step.sampling, logits)
 
 
 def make_forward(

@@ -31,3 +31,9 @@ def obstacle(device_type: str, kind: str, head_dim: int, block_size: int) -> str
     if block_size not in (16, 32) and block_size % 64:
         return f"block_size {block_size} is not 16, 32 or a multiple of 64"
     return None
+
+
+def kept_bytes(kind: str, kernels: str, head_dim: int, block_size: int) -> int:
+    """Of one number in a KV pool on a CPU; `kernels` is "auto", "native" or "torch", whose attention keeps float32."""
+    native = kernels != "torch" and obstacle("cpu", kind, head_dim, block_size) is None
+    return 2 if native and kind != "float32" else 4

@@ -86,13 +86,22 @@ class NativeDecoder:
         helped, alone = (min(seconds(rows) for _ in range(TRIALS)) for rows in (0, FEW_ROWS))
         self._model.alone_up_to = FEW_ROWS if alone < WORTH * helped else 0
 
-    def step(self, token_ids: Tensor, starts: Longs, num_tokens: Longs, tables: Longs, sampling: Longs) -> Tensor:
-        """float32 logits [S, V] of the tokens in `sampling` int64 [S].
+    def step(
+        self,
+        token_ids: Tensor,
+        starts: Longs,
+        num_tokens: Longs,
+        tables: Longs,
+        sampling: Longs,
+        logits: Tensor | None = None,
+    ) -> Tensor:
+        """float32 logits [S, V] of the tokens in `sampling` int64 [S], in `logits` if that is given.
 
         token_ids int64 [T], row after row: row i computes positions [starts[i], starts[i] + num_tokens[i]) of the
         sequence in the blocks tables[i].
         """
-        logits = torch.empty(len(sampling), self.config.vocab_size)
+        if logits is None:
+            logits = torch.empty(len(sampling), self.config.vocab_size)
         self._model.step(token_ids, starts, num_tokens, tables, sampling, logits)
         return logits
 

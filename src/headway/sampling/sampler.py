@@ -21,7 +21,7 @@ Longs = npt.NDArray[np.int64]
 NO_LOGPROBS = -1
 
 BestOf = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Logits float32 [n, V] -> the largest of each row float32 [n], NaN where there is one, and its first place int64 [n]."""
+"""Logits float32 [n, V] -> the largest of each row float32 [n], NaN where there is one; its first place int64 [n]."""
 
 
 @dataclass(frozen=True, slots=True)
