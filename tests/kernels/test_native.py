@@ -218,7 +218,7 @@ def test_a_step_equals_float64(kind: str, isa: str):
     logits = Engine(config, kind, [sequence], isa=isa).step({0: 150})[0]
     exact = textbook(config, Random(config).tensors, sequence)
     apart = (logits - exact).pow(2).mean().sqrt() / exact.std()
-    assert apart < {"float32": 1e-5, "bfloat16": 0.02, "int8": 0.1}[kind]
+    assert apart < {"float32": 1e-5, "bfloat16": 0.04, "int8": 0.1}[kind]
 
 
 @pytest.mark.parametrize(

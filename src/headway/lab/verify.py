@@ -1,4 +1,4 @@
-"""Proof on the user's machine that no answer depends on how it was served: each way of serving against one at a time."""
+"""Proof on the user's machine that no answer depends on how it was served: each way against one request at a time."""
 
 from __future__ import annotations
 
@@ -169,9 +169,9 @@ def _compare_text(check: Check, answer: Answer, whole: str, prompt: Sequence[int
 
 
 async def _hit(engine: Engine, traffic: Traffic, alone: Sequence[Answer], known: str) -> Check:
-    before = (await engine.ping()).loop.num_prefix_hits
+    before = (await engine.ping()).num_prefix_hits
     check = _compare("cache hit ≡ miss", alone, await _serve(engine, traffic.prompts, traffic.length, known))
-    if (await engine.ping()).loop.num_prefix_hits == before and not check.first:
+    if (await engine.ping()).num_prefix_hits == before and not check.first:
         check.first = "nothing was found in the cache: nothing is proved"
     return check
 
@@ -189,7 +189,7 @@ async def _abort(engine: Engine, traffic: Traffic) -> Check:
 
     check.tokens = sum(await asyncio.gather(*map(leave, traffic.prompts)))
     for _ in range(200):
-        stats = (await engine.ping()).loop
+        stats = await engine.ping()
         if not stats.num_running and not stats.num_waiting and not stats.kv_usage:
             return check
         await asyncio.sleep(0.05)
@@ -206,7 +206,7 @@ async def _preempt(config: EngineConfig, traffic: Traffic, alone: Sequence[Answe
     config = replace(config, kv_cache_memory=(blocks + 1) * block * per_token)
     async with await Engine.start(config) as engine:
         check = _compare("preempted ≡ not", alone, await _serve(engine, traffic.prompts, traffic.length, "preempted"))
-        preemptions = (await engine.ping()).loop.num_preemptions
+        preemptions = (await engine.ping()).num_preemptions
     if not preemptions and not check.first:
         check.first = "nobody had to leave: nothing is proved"
     return check
