@@ -14,7 +14,7 @@ from headway.lab import verify
 from headway.lab.verify import Answer, Traffic
 
 NATIVE = pytest.mark.skipif(native.module() is None, reason="the native kernels were not built")
-SMALL = ["--num-prompts", "10", "--in-flight", "4", "--output-len", "8"]
+SMALL = ["--num-prompts", "10", "--in-flight", "4", "--output-len", "40"]
 
 
 @NATIVE
@@ -39,8 +39,8 @@ def test_a_difference_is_found_and_told():
 
 def test_a_way_that_was_never_gone_proves_nothing(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """A pool that is not small after all: nobody is preempted, and the check says so instead of passing."""
-    monkeypatch.setattr(verify, "SMALL_POOL", 3.0)
-    traffic = Traffic.draw(3, 4, 2, 40_000, seed=0)
+    monkeypatch.setattr(verify, "SMALL_POOLS", (3.0,))
+    traffic = Traffic.draw(5, 4, 4, 40_000, seed=0)
     config = EngineConfig(model=str(tiny_model_dir), dtype="float32", block_size=16, threads=1)
     report = asyncio.run(verify.verify(config, traffic))
     broken = [check for check in report.checks if not check.passed]

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     table = Table(title="no answer depends on how it is served", title_justify="left", title_style="bold", box=None)
     for column in ("check", "", "prompts", "tokens", "mismatches", "bits", "first difference"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=column != "first difference")
     for check in report.checks:
         word = "kept" if check.passed else "BROKEN"
         counts = (check.prompts, check.tokens, check.mismatches, check.bits)
