@@ -17,7 +17,7 @@ help: ## list what make can do
 
 setup: $(READY) ## make .venv and install headway with its tools (once; again when the pins change)
 
-$(READY): pyproject.toml constraints.txt scripts/setup.sh
+$(READY): pyproject.toml constraints.txt scripts/setup.sh scripts/build_native.sh CMakeLists.txt $(wildcard csrc/*)
 	@scripts/setup.sh $(VENV)
 	@touch $@
 
@@ -48,5 +48,5 @@ bench: $(READY) ## the benchmarks that need nothing else, quickly; `python bench
 	    echo "== $$script --quick"; $(PYTHON_BIN) $$script --quick || exit 1; done
 
 clean: ## remove .venv, caches and build products
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/headway/kernels/*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,5 +52,6 @@ fi
 echo "setup: $("$venv/bin/python" --version) in $venv"
 # torch first and alone, so that the constraint picks the build: a CPU one wherever the index offers it.
 pip_install torch -c constraints.txt
-pip_install -e '.[dev]' -c constraints.txt
+pip_install -e '.[dev,native]' -c constraints.txt
+scripts/build_native.sh "$venv" || echo "setup: going on without the native kernels: torch computes in their place, more slowly"
 echo "setup: done"

@@ -25,7 +25,8 @@ def test_no_flags_are_the_defaults():
 
 def test_every_flag_arrives():
     flags = (
-        "--dtype float32 --device cpu --threads 3 --max-model-len 99 --kv-cache-memory 1G --gpu-memory-utilization 0.5 "
+        "--dtype float32 --device cpu --threads 3 --kernels torch --quantization int8 "
+        "--max-model-len 99 --kv-cache-memory 1G --gpu-memory-utilization 0.5 "
         "--block-size 32 --max-batch-size 8 --max-num-batched-tokens 128 --max-num-seqs 24 --burst-size 8 "
         "--max-num-partial-prefills 3 --depth 1 --no-chunked-prefill --batching static --static-timeout 2 "
         "--max-wait-ms 20 --policy aged:sjf --budget prefill-first --tpot-slo-ms 30 --no-backfill --no-prefix-caching "
@@ -35,6 +36,8 @@ def test_every_flag_arrives():
         dtype="float32",
         device="cpu",
         threads=3,
+        kernels="torch",
+        quantization="int8",
         max_model_len=99,
         kv_cache_memory=10**9,
         swap_space=2 * 2**30,

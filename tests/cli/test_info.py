@@ -8,6 +8,7 @@ import torch
 from headway.cli.info import kv_bytes_per_token, parameters
 from headway.cli.main import main
 from headway.engine.resolve import resolve_model
+from headway.kernels import native
 from headway.kernels.kv_cache import bytes_per_token, kv_dtype
 from headway.models.config import load_config
 from headway.models.gguf import GgufFile
@@ -23,7 +24,7 @@ def test_sizes_are_those_of_the_model(capsys):
             count *= side
         numbers += count
     assert parameters(config) == numbers
-    kept = kv_dtype(torch.bfloat16, "cpu")
+    kept = torch.bfloat16 if native.module() else kv_dtype(torch.bfloat16, "cpu")
     per_token = bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, kept)
     assert kv_bytes_per_token(config, kept.itemsize) == per_token
     assert main(["info", "--device", "cpu", "--kv-cache-memory", "1G", "--block-size", "16"]) == 0

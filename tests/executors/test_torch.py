@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from headway import models
 from headway.core.batch import Batch
@@ -17,13 +19,16 @@ from headway.core.errors import ModelError
 from headway.executors import make_executor
 from headway.executors.config import ExecutorConfig
 from headway.executors.torch import TorchExecutor
+from headway.kernels import native
 from headway.models.llama import DecoderModel
 from headway.sampling.rng import uniforms
 from tests import naive
 from tests.executors.driver import Driver, Seat
 from tests.sampling.reference import probabilities
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+SETTINGS = {"cpu": {"kernels": "torch"}, "native": {"kernels": "native"}, "cuda": {"device": "cuda"}}
+NATIVE = pytest.mark.skipif(native.module() is None, reason="the native kernels were not built")
+BODIES = ["cpu", pytest.param("native", marks=NATIVE), *(["cuda"] if torch.cuda.is_available() else [])]
 POOL = 2 * 2 * 2 * 16 * 4 * 16 * 100
 """Bytes of 100 blocks of 16 tokens of the tiny model: keys and values, 2 layers of 2 heads of 16 float32."""
 
@@ -33,9 +38,9 @@ def model(tiny_model_dir: Path) -> DecoderModel:
     return models.load(tiny_model_dir, torch.float32)
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module", params=BODIES)
 def shared_executor(tiny_model_dir: Path, request: pytest.FixtureRequest) -> Iterator[TorchExecutor]:
-    executor = TorchExecutor(config(tiny_model_dir, device=request.param))
+    executor = TorchExecutor(config(tiny_model_dir, **SETTINGS[request.param]))
     yield executor
     executor.close()
 
@@ -243,10 +248,11 @@ def test_padding_is_computed_and_changes_nothing(driver: Driver, model: DecoderM
     driver.step((a, 1), (b, 1), pads=1)
     expect_greedy(model, [a, b])
     seen = []
-    forward = driver.executor._model.forward
-    driver.executor._model.forward = lambda ids, *rest: seen.append(len(ids)) or forward(ids, *rest)
+    forward = driver.executor._forward
+    prepare = forward.prepare
+    forward.prepare = lambda step: seen.append(len(step.positions)) or prepare(step)
     driver.step((a, 1), pads=9)
-    driver.executor._model.forward = forward
+    forward.prepare = prepare
     assert seen == [10]
 
 
@@ -270,11 +276,17 @@ def test_a_failed_step_is_told_and_the_next_ones_run(driver: Driver, model: Deco
     expect_greedy(model, [good])
 
 
-def test_a_row_that_is_not_a_number_fails_alone(tiny_model_dir: Path, model: DecoderModel):
-    executor = TorchExecutor(config(tiny_model_dir))
-    driver = Driver(executor)
+@pytest.mark.parametrize("body", BODIES)
+def test_a_row_that_is_not_a_number_fails_alone(tiny_model_dir: Path, tmp_path: Path, model: DecoderModel, body: str):
     poison = 77
-    executor._model._embedding[poison] = math.nan
+    tensors = load_file(tiny_model_dir / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.embed_tokens.weight"][poison] = math.nan
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shape = json.loads((tiny_model_dir / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    executor = TorchExecutor(config(tmp_path, **SETTINGS[body]))
+    driver = Driver(executor)
     good, bad = driver.add(prompt(20)), driver.add([5, poison, 6])
     output = driver.step((bad, 3), (good, 20))
     assert output.counts.tolist() == [0, 1]
@@ -383,10 +395,19 @@ def test_an_unknown_executor_is_refused(tiny_model_dir: Path):
         make_executor("abacus", config(tiny_model_dir), print)
 
 
-@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX2", reason="known of this arithmetic only")
-def test_company_and_chunks_change_no_bit(tiny_model_dir: Path):
-    """float32: the log probabilities of a request alone and whole, and of the same among others and in chunks."""
-    executor = TorchExecutor(config(tiny_model_dir))
+AVX2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype"),
+    [
+        pytest.param("cpu", "float32", marks=pytest.mark.skipif(not AVX2, reason="known of this arithmetic only")),
+        *(pytest.param("native", dtype, marks=NATIVE) for dtype in ("float32", "bfloat16")),
+    ],
+)
+def test_company_and_chunks_change_no_bit(tiny_model_dir: Path, body: str, dtype: str):
+    """The log probabilities of a request alone and whole, and of the same among others and in chunks."""
+    executor = TorchExecutor(config(tiny_model_dir, dtype=dtype, **SETTINGS[body]))
     driver = Driver(executor)
     alone = driver.add(prompt(90), logprobs=0)
     driver.step((alone, 90))

@@ -27,6 +27,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(group, "--dtype", "of weights and KV; auto is bfloat16", choices=["auto", "bfloat16", "float32"])
     _add(group, "--device", "cpu or cuda", metavar="NAME")
     _add(group, "--threads", "CPU threads of the engine (default: one a core)", type=positive, metavar="N")
+    _add(group, "--kernels", "native CPU kernels or torch's", choices=["auto", "native", "torch"])
+    _add(group, "--quantization", "round the weights to int8 at load (native kernels)", choices=["int8"])
     _add(group, "--max-model-len", "longest prompt and output together", type=positive, metavar="TOKENS")
     _add(group, "--kv-cache-memory", "of the KV pool: 4G, 512MiB ...", type=memory_size, metavar="SIZE")
     _add(

@@ -85,10 +85,13 @@ def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping
     """
     from headway.executors.config import ExecutorConfig
     from headway.executors.memory import gigabytes, kv_budget
+    from headway.kernels.native import kept_bytes
 
     on_gpu = config.device.startswith("cuda") or (config.device == "auto" and bool(facts["gpus"]))
     item = 4 if config.dtype == "float32" else 2
-    kv_item = item if on_gpu else 4  # attention on CPUs computes in float32 and keeps what it computes with
+    kind = config.quantization or ("float32" if config.dtype == "float32" else "bfloat16")
+    kv_item = item if on_gpu else kept_bytes(kind, config.kernels, model.head_dim, config.block_size)
+    item = 1 if config.quantization == "int8" else item
     weights = parameters(model) * item
     budget = kv_budget(
         ExecutorConfig(
@@ -103,7 +106,7 @@ def _memory(config: EngineConfig, path: Path, model: ModelConfig, facts: Mapping
     )
     requests = [f"{budget.num_tokens // length:,} of {length:,}" for length in (512, 2048, budget.max_model_len)]
     return {
-        "weights": f"{gigabytes(weights)} with {item} bytes each (a CPU may keep them wider)",
+        "weights": f"{gigabytes(weights)} with {item} bytes each (torch on a CPU may keep them wider)",
         "KV of a token": f"{budget.bytes_per_token:,} bytes = keys and values x {model.num_layers} layers x "
         f"{model.num_kv_heads} heads x {model.head_dim} x {kv_item} bytes",
         "KV pool": str(budget).removeprefix("KV pool "),

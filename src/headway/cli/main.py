@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "generate text in the terminal",
     "info": "show the machine, the model and what fits in memory",
     "compare": "every batching strategy side by side on this machine",
+    "verify": "prove here that no answer depends on how it is served",
     "bench": "load-test any OpenAI-compatible server",
     "verify-policy": "run a policy of your own against what every policy promises",
 }

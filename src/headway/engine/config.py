@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headway.core.config import SchedulerConfig
-from headway.executors.config import Dtype
+from headway.executors.config import Dtype, Kernels, Quantization
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class EngineConfig:
     block_size: int = 32
     max_model_len: int | None = None
     threads: int | None = None
+    kernels: Kernels = "auto"
+    quantization: Quantization | None = None
     max_waiting: int = 4096
     event_log: str | None = None
     watchdog_seconds: float | None = 10.0

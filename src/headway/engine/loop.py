@@ -282,6 +282,8 @@ def build_loop(config: EngineConfig, model_path: str, report: Callable[[str], No
             spare_slots=SPARE_SLOTS,
             max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
             threads=config.threads,
+            kernels=config.kernels,
+            quantization=config.quantization,
         ),
         report,
     )

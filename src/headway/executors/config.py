@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["auto", "bfloat16", "float32"]
+Kernels = Literal["auto", "native", "torch"]
+Quantization = Literal["int8"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,9 @@ class ExecutorConfig:
     own limit or what the pool can hold, whichever is less. `threads`: None takes the cores that the cgroup allows.
     `max_num_seqs`: sequences; `spare_slots` more are kept for those that are leaving while others take their places.
     `swap_space`: bytes of the host's memory for KV that is swapped out (None: SWAP_SPACE, or SWAP_SHARE of what is free
-    where that is less; 0: none).
+    where that is less; 0: none). `kernels`: "auto" takes the native CPU kernels where they can serve the model, and
+    torch's elsewhere. `quantization`: what weights are rounded to when they are read; "int8" keeps one scale per output
+    channel.
     """
 
     model: str
@@ -33,3 +37,5 @@ class ExecutorConfig:
     spare_slots: int = 0
     max_num_batched_tokens: int = 512
     threads: int | None = None
+    kernels: Kernels = "auto"
+    quantization: Quantization | None = None

@@ -17,21 +17,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headway import models
 from headway.core.batch import NO_SWAPS, Batch, StepOutput, Swaps
 from headway.core.errors import ModelError
 from headway.executors.base import Capacity
 from headway.executors.config import ExecutorConfig
+from headway.executors.forward import Forward, make_forward
 from headway.executors.layout import Layout
 from headway.executors.machine import available_cores, available_memory
 from headway.executors.memory import CPU_POOL_LIMIT, CPU_SHARE, gigabytes, host_blocks, kv_budget
 from headway.executors.slots import Slots
-from headway.kernels import linear
-from headway.kernels.attention import AttentionPlan
 from headway.kernels.decode_attention import GATHERED
-from headway.kernels.kv_cache import HostCache, KVCache, bytes_per_token, kv_dtype
+from headway.kernels.kv_cache import HostCache, KVCache, bytes_per_token
 from headway.kernels.prefill_attention import QUERY_TILE
-from headway.models.llama import DecoderModel
 from headway.sampling.entropy import entropy_of_likeliest
 from headway.sampling.sampler import Sampled, Sampler
 
@@ -79,22 +76,22 @@ class TorchExecutor:
         """On the step's thread, too: OpenMP gives each thread that computes a team of its own, and as soon as the teams
         together have more members than there are cores, all wait asleep: a step of 64 rows took 207 ms, not 126."""
         device, dtype = _device(config.device), DTYPES[config.dtype]
-        self._model = models.load(config.model, dtype, device)
-        shape = self._model.config
-        kept = kv_dtype(dtype, device)
+        self._forward = make_forward(config, dtype, device, threads, report)
+        shape, kept = self._forward.config, self._forward.kept
         budget = kv_budget(
             config,
             bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim, kept),
             shape.max_position_embeddings,
-            _pool_memory(config, self._model) if config.kv_cache_memory is None else config.kv_cache_memory,
+            _pool_memory(config, self._forward) if config.kv_cache_memory is None else config.kv_cache_memory,
         )
         self._cache = KVCache(
             shape.num_layers, budget.num_blocks, budget.block_size, shape.num_kv_heads, shape.head_dim, kept, device
         )
         swapped = host_blocks(config, budget, available_memory())
         self._host = HostCache(self._cache, swapped)
+        self._forward.bind(self._cache)
         num_slots = config.max_num_seqs + config.spare_slots
-        self._sampler = Sampler(num_slots, shape.vocab_size, device)
+        self._sampler = Sampler(num_slots, shape.vocab_size, device, self._forward.best_of)
         self._slots = Slots(num_slots, budget.max_model_len, budget.block_size, self._cache.null_block, self._sampler)
         self._capacity = Capacity(
             budget.num_blocks,
@@ -105,9 +102,7 @@ class TorchExecutor:
             config.spare_slots,
         )
         where = f"{threads} threads" if device.type == "cpu" else torch.cuda.get_device_name(device)
-        report(
-            f"weights {gigabytes(self._model.nbytes)} in {linear.describe(device, dtype)}, on {device.type} ({where})"
-        )
+        report(f"weights {gigabytes(self._forward.nbytes)} in {self._forward.arithmetic}, on {device.type} ({where})")
         report(f"{budget}, in {_name(kept)}; host memory for {swapped:,} swapped blocks")
 
     def capacity(self) -> Capacity:
@@ -137,20 +132,18 @@ class TorchExecutor:
         copy_time = self._copy(batch.swaps) if batch.swaps is not NO_SWAPS else 0.0
         self._slots.update(batch)
         step = Layout.of(batch, self._slots.tables, self._cache.block_size, self._cache.null_block)
-        plan = AttentionPlan(self._cache, self._model.config.num_heads, step.starts, step.num_tokens, step.tables)
+        compute = self._forward.prepare(step)
         submitted = time.perf_counter()
-        positions = self._tensor(step.positions)
-        token_ids = self._slots.tokens[self._tensor(step.slots), positions]
-        logits = self._model.forward(token_ids, positions, plan.attend, self._tensor(step.sampling))
+        logits = compute(self._slots.tokens[self._tensor(step.slots), self._tensor(step.positions)])
         entropy = self._entropy(batch, logits)
         sampled = self._sample(batch, logits) if len(logits) else None
-        return _Launched(batch, sampled, entropy, started, submitted, copy_time, _completion(self._model.device))
+        return _Launched(batch, sampled, entropy, started, submitted, copy_time, _completion(self._forward.device))
 
     def _copy(self, swaps: Swaps) -> float:
         """Copies blocks out and in; returns the seconds that it took. Steps launched before have been computed by then,
         and none launched later begins before: blocks are never copied early, nor given to others too soon."""
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+        if self._forward.device.type == "cuda":
+            torch.cuda.synchronize(self._forward.device)
         began = time.perf_counter()
         for copy, device, host in (
             (self._host.copy_out, swaps.out_device, swaps.out_host),
@@ -174,7 +167,7 @@ class TorchExecutor:
         return sampled.to_host()
 
     def _tensor(self, array: Longs) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        return torch.from_numpy(array).to(self._forward.device)
 
 
 def _after_prompt(batch: Batch) -> Longs:
@@ -268,7 +261,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _pool_memory(config: ExecutorConfig, model: DecoderModel) -> int:
+def _pool_memory(config: ExecutorConfig, model: Forward) -> int:
     """Bytes for the KV pool where nobody says how many, now that the weights are loaded."""
     if model.device.type == "cpu":
         return int(min(CPU_POOL_LIMIT, CPU_SHARE * available_memory()))
@@ -277,7 +270,7 @@ def _pool_memory(config: ExecutorConfig, model: DecoderModel) -> int:
     return int(total * config.gpu_memory_utilization) - used - _working_memory(config, model)
 
 
-def _working_memory(config: ExecutorConfig, model: DecoderModel) -> int:
+def _working_memory(config: ExecutorConfig, model: Forward) -> int:
     """Bytes that a full step takes beside weights and pool: logits three times over, activations, gathered context."""
     shape = model.config
     logits = 3 * config.max_num_seqs * shape.vocab_size

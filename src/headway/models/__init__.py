@@ -10,9 +10,11 @@ from headway.core.errors import ModelError
 if TYPE_CHECKING:
     import torch
 
+    from headway.models.config import ModelConfig
     from headway.models.llama import DecoderModel
+    from headway.models.weights import Weights
 
-__all__ = ["ModelError", "load"]
+__all__ = ["ModelError", "load", "open_model"]
 
 
 def load(path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> DecoderModel:
@@ -21,8 +23,18 @@ def load(path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu
     Raises:
         ModelError: missing or damaged files, an architecture or a tensor type that headway does not run, a pickle.
     """
-    from headway.models.config import config_from_gguf, load_config
     from headway.models.llama import DecoderModel
+
+    return DecoderModel(*open_model(path), dtype, device)
+
+
+def open_model(path: str | Path) -> tuple[ModelConfig, Weights]:
+    """The shape of a model and its tensors, none of which is read yet.
+
+    Raises:
+        ModelError: as `load`.
+    """
+    from headway.models.config import config_from_gguf, load_config
     from headway.models.weights import refuse_pickle
 
     path = Path(path)
@@ -30,10 +42,10 @@ def load(path: str | Path, dtype: torch.dtype, device: torch.device | str = "cpu
     if path.is_dir():
         from headway.models.safetensors import SafetensorsWeights
 
-        return DecoderModel(load_config(path), SafetensorsWeights(path), dtype, device)
+        return load_config(path), SafetensorsWeights(path)
     from headway.models.gguf import GgufFile
     from headway.models.gguf_weights import GgufWeights
 
     file = GgufFile(path)
     config = config_from_gguf(file)
-    return DecoderModel(config, GgufWeights(file, config), dtype, device)
+    return config, GgufWeights(file, config)

@@ -41,10 +41,7 @@ class DecoderModel:
         tied = config.tie_word_embeddings
         head = self._embedding if tied else load.tensor("lm_head.weight", config.vocab_size, config.hidden_size)
         self._head = make_head(head, dtype)
-        inv_freq = inverse_frequencies(config)
-        if "rope_freqs.weight" in weights:
-            inv_freq = inv_freq / weights.get("rope_freqs.weight", config.head_dim // 2)
-        self._rope = rope_table(inv_freq, config.max_position_embeddings).to(self.device)
+        self._rope = position_angles(config, weights).to(self.device)
         parts = (self._embedding, self._norm, self._head, self._rope, *self._layers)
         self.nbytes = sum(part.nbytes for part in parts)
 
@@ -117,6 +114,14 @@ class _Loader:
         weight = torch.cat([self.tensor(f"{name}.weight", rows, inputs) for name, rows in outputs.items()])
         biases = [self.tensor(f"{name}.bias", rows) for name, rows in outputs.items()] if bias else []
         return make_linear(weight, torch.cat(biases) if biases else None, self.dtype)
+
+
+def position_angles(config: ModelConfig, weights: Weights) -> Tensor:
+    """float32 [max_position_embeddings, 2, D/2]: the model's `rope_table`, with the factors that its file may carry."""
+    inv_freq = inverse_frequencies(config)
+    if "rope_freqs.weight" in weights:
+        inv_freq = inv_freq / weights.get("rope_freqs.weight", config.head_dim // 2)
+    return rope_table(inv_freq, config.max_position_embeddings)
 
 
 def inverse_frequencies(config: ModelConfig) -> Tensor:

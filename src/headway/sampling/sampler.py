@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,9 @@ from headway.sampling.rng import uniforms
 
 Longs = npt.NDArray[np.int64]
 NO_LOGPROBS = -1
+
+BestOf = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Logits float32 [n, V] -> the largest of each row float32 [n], NaN where there is one; its first place int64 [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,11 @@ class Sampled:
 class Sampler:
     """Chooses tokens for slots. No row's outcome hangs on another's: alone or in a batch it is the same."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, num_slots: int, vocab_size: int, device: torch.device | str = "cpu", best_of: BestOf | None = None
+    ) -> None:
         self._vocab_size = vocab_size
+        self._best_of = best_of
         self.device = torch.device(device)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int64)
@@ -104,13 +110,13 @@ class Sampler:
             edits = self._edits[slot]
             if edits is not None:
                 edits.apply(logits[row], tokens[slot, : positions[row]])
-        best = logits.amax(dim=-1)
+        best, best_ids = (logits.amax(dim=-1), None) if self._best_of is None else self._best_of(logits)
         valid = best.isfinite()
         token_ids = torch.empty(len(slots), dtype=torch.int64, device=self.device)
         at_random = self._temperature[slots] > 0
         if not at_random.all():
             index = self._tensor(np.flatnonzero(~at_random))
-            token_ids[index] = _rows(logits, index).argmax(dim=-1)
+            token_ids[index] = _rows(logits, index).argmax(dim=-1) if best_ids is None else best_ids[index]
         if at_random.any():
             rows = np.flatnonzero(at_random)
             index = self._tensor(rows)

@@ -1,0 +1,27 @@
+// How fast a core multiplies what is in registers already: what products are measured against.
+template <class D> double products_of(long turns) {
+  constexpr int SUMS = MAX_UNITS == 2 ? 20 : 8;  // enough to hide the latency of each
+  alignas(64) uint32_t words[16] = {};
+  typename D::Acc acc[1][SUMS];
+  for (int u = 0; u < SUMS; ++u) acc[0][u] = acc_zero<typename D::Acc>();
+  W w = w_load(words), x = w;
+  for (long i = 0; i < turns; ++i) {
+    asm volatile("" : "+m"(words));
+#pragma GCC unroll 20
+    for (int u = 0; u < SUMS; ++u) acc[0][u] = D::dot(acc[0][u], x, w);
+  }
+  alignas(64) typename D::Store sums[16];
+  for (int u = 0; u < SUMS; ++u) {
+    acc_store(sums, acc[0][u]);
+    asm volatile("" ::"r"(sums) : "memory");
+  }
+  return static_cast<double>(turns) * SUMS * 16 * D::numbers;
+}
+
+double products(Type type, long turns) {
+  switch (type) {
+    case Type::f32: return products_of<DotF32>(turns);
+    case Type::bf16: return products_of<DotB>(turns);
+    default: return products_of<DotI8>(turns);
+  }
+}
