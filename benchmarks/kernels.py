@@ -18,10 +18,10 @@ from statistics import median
 
 import numpy as np
 import torch
-from benchmarks.common import Verdict, arguments, measured
 from rich.table import Table
 from torch.nn import functional
 
+from common import Verdict, arguments, measured
 from headway.executors.machine import available_cores
 from headway.kernels import native
 from headway.kernels.kv_cache import KVCache

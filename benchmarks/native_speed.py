@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection
 from statistics import median
 
 import numpy as np
-from benchmarks.common import Verdict, arguments, measured, spread
 from rich.table import Table
+
+from common import Verdict, arguments, measured, spread
 
 ARMS = {
     "native bfloat16": {"kernels": "native"},

@@ -216,7 +216,7 @@ class Peers:
 
     def _openvino(self) -> Any:
         python = self.folder / "openvino" / "bin" / "python"
-        return piped([python, HERE / "openvino_peer.py", self.folder / f"model-ov-{self._openvino_format}"])
+        return piped([python, "-P", HERE / "openvino_peer.py", self.folder / f"model-ov-{self._openvino_format}"])
 
     def _vllm(self) -> Any:
         folder = self.folder / "vllm"

@@ -153,7 +153,7 @@ def in_turn(times: Callable[[str], list[float]]) -> dict[str, list[float]]:
 
 def vllm(python: Path, rows: int, steps: int) -> list[float]:
     """Microseconds of vLLM's schedule and update_from_output over as many decoding rows."""
-    command = [str(python), str(VLLM_SCRIPT), str(rows), str(steps)]
+    command = [str(python), "-P", str(VLLM_SCRIPT), str(rows), str(steps)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"vLLM's scheduler could not be timed:\n{done.stderr[-2000:]}")
