@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headway.core.batch import Ints
-from headway.core.policies.base import Policy
+from headway.core.policies.base import Policy, reaching
 from headway.core.promise import Pace, costs, latest_start
 from headway.core.step_time import StepTimeModel
 from headway.core.table import Floats, Rows
@@ -26,11 +26,16 @@ class ByPromise(Policy):
 
     def __init__(self, step_time: StepTimeModel | None = None) -> None:
         self._step_time = step_time or StepTimeModel()
+        self._haste = np.zeros(256)  # 1 / the root of the time promised, by row
 
     def score(self, queue: Rows, now: float) -> Floats:
-        allowed = np.minimum(np.minimum(queue.first_due, queue.deadline) - queue.arrival, PATIENCE)
-        score: Floats = costs(queue, Pace.of(self._step_time)) / np.sqrt(allowed)
+        score: Floats = costs(queue, Pace.of(self._step_time)) * self._haste[queue.index]
         return score
+
+    def arrived(self, rows: Rows, now: float) -> None:
+        promised = np.minimum(np.minimum(rows.first_due, rows.deadline) - rows.arrival, PATIENCE)
+        self._haste = reaching(self._haste, int(rows.index.max()))
+        self._haste[rows.index] = 1.0 / np.sqrt(promised)
 
 
 class Relegating(Policy):
