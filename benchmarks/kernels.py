@@ -58,6 +58,12 @@ def measure_limits(module, pool, isa: str) -> Limits:
     return Limits(bandwidth, kinds)
 
 
+def at_best(limits: list[Limits]) -> Limits:
+    """Of several measurements, since a limit is what the machine can do while nobody disturbs it."""
+    kinds = {kind: max(each.products[kind] for each in limits) for kind in ITEM}
+    return Limits(max(each.bandwidth for each in limits), kinds)
+
+
 def bar(kind: str, rows: int) -> float:
     """The share of the limit that is asked for."""
     share = 0.9 if rows <= 4 else 0.75 if rows == 16 else 0.8
@@ -188,7 +194,7 @@ def main() -> int:
     table = Table("kernel", "weights", "rows", "µs", "of the limit", "x torch", title=f"{isa}, {args.threads} threads")
     samples: dict = {}
     with torch.inference_mode(), measured() as whole:
-        limits = measure_limits(module, pool, isa)
+        limits = at_best([measure_limits(module, pool, isa) for _ in range(3)])
         missed = attention(args.threads, limits, samples, table)
         missed += linear_layers(module, pool, limits, args, samples, table)
     samples["limits"] = {"bandwidth": limits.bandwidth, "products": limits.products}

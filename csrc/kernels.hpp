@@ -107,6 +107,7 @@ struct Kernels {
   void (*attention)(const AttentionTask&, const Cache&, const Rows&, int row, int token, int tokens, int kv_head,
                     void* scratch);
   double (*products)(Type type, long turns);  // multiplications that many turns on registers have made: the limit of a core
+  int (*read)(const void* from, size_t bytes);      // a multiple of 256, as fast as memory gives them
   void (*argmax)(const float* logits, int width, float* best, int64_t* index);
 };
 

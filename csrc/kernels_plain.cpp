@@ -5,7 +5,7 @@
 namespace headway {
 const Kernels* kernels_plain() {
   static const Kernels table{"plain", plain::BF16_DOT, plain::panels_at_once, plain::linear, plain::norm, plain::rope, plain::attention,
-                             plain::products, plain::argmax};
+                             plain::products, plain::read, plain::argmax};
   return &table;
 }
 }  // namespace headway

@@ -240,21 +240,16 @@ void argmax(Pool& pool, const std::string& isa, Floats logits, nb::ndarray<float
 std::vector<double> read_memory(Pool& pool, size_t bytes, int repeat) {
   nb::gil_scoped_release free;
   Arena arena;
+  const Kernels& kernels = *available().front();
   const int pieces = 8 * pool.threads();
-  const size_t count = bytes / 8 / pieces;
-  auto* words = static_cast<uint64_t*>(arena.take(count * pieces * 8));
-  std::memset(words, 1, count * pieces * 8);
-  std::vector<uint64_t> sums(pieces);
+  const size_t size = bytes / pieces / 256 * 256;
+  auto* memory = static_cast<char*>(arena.take(size * pieces));
+  std::memset(memory, 1, size * pieces);
+  std::vector<int> sums(pieces);
   std::vector<double> seconds;
   for (int i = 0; i < repeat; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    pool.run(pieces, [&](int piece, int) {
-      uint64_t sum[8] = {};
-      const uint64_t* from = words + piece * count;
-      for (size_t j = 0; j + 8 <= count; j += 8)
-        for (int lane = 0; lane < 8; ++lane) sum[lane] += from[j + lane];
-      for (uint64_t part : sum) sums[piece] += part;
-    });
+    pool.run(pieces, [&](int piece, int) { sums[piece] = kernels.read(memory + piece * size, size); });
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return seconds;

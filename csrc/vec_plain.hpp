@@ -10,14 +10,14 @@ constexpr int MAX_UNITS = 1, MAX_ROWS = 2, FEW_PANELS = 1;
 template <class OP> inline F each(OP op) { return {{op(0), op(1), op(2), op(3)}}; }
 template <class OP> inline I each_int(OP op) { return {{op(0), op(1), op(2), op(3)}}; }
 inline V choose(N mask, V yes, V no) { return (V)(((N)yes & mask) | ((N)no & ~mask)); }
-template <class T> inline T read(const void* p) {
+template <class T> inline T loaded(const void* p) {
   T value;
   __builtin_memcpy(&value, p, sizeof value);
   return value;
 }
 
 inline F f_set(float x) { V v = {x, x, x, x}; return {{v, v, v, v}}; }
-inline F f_load(const float* p) { return each([&](int i) { return read<V>(p + 4 * i); }); }
+inline F f_load(const float* p) { return each([&](int i) { return loaded<V>(p + 4 * i); }); }
 inline void f_store(float* p, F x) { __builtin_memcpy(p, &x, sizeof x); }
 inline F f_add(F a, F b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
 inline F f_sub(F a, F b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
@@ -51,7 +51,7 @@ inline float f_hmax(F a) {
   return best;
 }
 inline F f_from_int(I a) { return each([&](int i) { return __builtin_convertvector(a.v[i], V); }); }
-inline I i_load(const int32_t* p) { return each_int([&](int i) { return read<N>(p + 4 * i); }); }
+inline I i_load(const int32_t* p) { return each_int([&](int i) { return loaded<N>(p + 4 * i); }); }
 inline void i_store(int32_t* p, I x) { __builtin_memcpy(p, &x, sizeof x); }
 inline I i_sub(I a, I b) { return each_int([&](int i) { return a.v[i] - b.v[i]; }); }
 inline I i_zero() { return {}; }
@@ -66,7 +66,7 @@ inline F w_low(W a) { return each([&](int i) { return (V)(a.v[i] << 16); }); }
 inline F w_high(W a) { return each([&](int i) { return (V)(a.v[i] & static_cast<int32_t>(0xffff0000u)); }); }
 inline void f_to_bf16(uint16_t* p, F x) {
   for (int i = 0; i < 16; ++i) {
-    uint32_t bits = read<uint32_t>(reinterpret_cast<const float*>(&x) + i);
+    uint32_t bits = loaded<uint32_t>(reinterpret_cast<const float*>(&x) + i);
     bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
     p[i] = nan ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
   }

@@ -13,12 +13,16 @@ fail() {
     exit 1
 }
 
-command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null ||
+compiler=
+for candidate in ${CXX:-c++ g++ clang++}; do
+    compiler=${compiler:-$(command -v "$candidate")}
+done
+[ -n "$compiler" ] ||
     fail "not built, there is no C++ compiler (on Debian or Ubuntu: apt install g++; then make setup)"
 build=build/native-$("$python" -c 'import sys; print(sys.implementation.cache_tag)')
 log=$build/build.log
 mkdir -p "$build"
-PATH=$venv/bin:$PATH cmake -S . -B "$build" -G Ninja -DPython_EXECUTABLE="$python" >"$log" 2>&1 &&
+CXX=$compiler PATH=$venv/bin:$PATH cmake -S . -B "$build" -G Ninja -DPython_EXECUTABLE="$python" >"$log" 2>&1 &&
     PATH=$venv/bin:$PATH cmake --build "$build" >>"$log" 2>&1 ||
     fail "not built: $(grep -m 1 -iE 'error' "$log" || tail -n 1 "$log") (all of it is in $log)"
 cp "$build"/_native*.so $target/ && echo "native kernels: built"
