@@ -35,6 +35,7 @@ from headway.core.config import SchedulerConfig
 from headway.core.decode_step import DecodeStep
 from headway.core.fairness import TenantService
 from headway.core.forecast import Forecaster
+from headway.core.intake import Intake
 from headway.core.kv_cache import BlockEntries, BlockPool
 from headway.core.lineup import OUTRANKED, Lineup
 from headway.core.load import Load
@@ -42,13 +43,12 @@ from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
 from headway.core.preemption import GUARDED_STEPS
 from headway.core.prefix import PrefixIndex
-from headway.core.request import NO_SLO, FinishReason, Request, RequestError, Unattainable
+from headway.core.request import FinishReason, Request
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
 from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
-from headway.core.tenants import Quotas
 from headway.core.timeline import Span, sums
 
 Event = tuple[Any, ...]
@@ -106,19 +106,28 @@ class Scheduler:
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
-        self.quotas = Quotas(self.table, strategies)
         self.service = TenantService(self.table)
         self.host = HostPool(num_host_blocks)
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
         self.forecaster = Forecaster(self.table, self.waiting, self.board, strategies, self.step_time)
+        self._intake = Intake(
+            strategies,
+            self.table,
+            self.waiting,
+            self.board,
+            self.accounting,
+            self.output_length,
+            self.forecaster,
+            max_model_len,
+        )
+        self.quotas = self._intake.quotas
         room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
         self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
         self._sized_for = strategies.config
         self._copied_out: dict[int, list[tuple[int, int]]] = {}
         self._step_id = 0
-        self._more = True
 
     @classmethod
     def of(
@@ -169,61 +178,13 @@ class Scheduler:
         """
         if self.log:
             self.log(("add", now, request))
-        prompt_len = len(request.prompt_token_ids)
-        limit = self.max_model_len
-        if request.params.max_tokens is not None:
-            limit = min(limit, prompt_len + request.params.max_tokens)
-        self._check_fits(prompt_len, limit)
-        row = self.table.add(request, limit, self.config.depth)
-        self.table.step = self._step_id + 1
-        self._more = True
-        if self.quotas.enter(row):
-            takes_turns = self._enqueue(row, request.arrival, now)
-            if self.config.admission != "accept":
-                self._judge(row, request, now)
-            self.accounting.arrive(row, request.arrival, now, takes_turns=takes_turns)
-        else:
-            self.accounting.arrive(row, request.arrival, now)
-            self.accounting.hold(row, State.WAIT_QUOTA, now, "in_flight")
-
-    def _enqueue(self, row: int, arrival: float, now: float) -> bool:
-        """A row joins the queue for the first time, having come there at `arrival`. Returns whether it takes turns."""
-        self.waiting.add(row)
-        self.board.look_up(row)  # so that policies see uncached work
-        self.output_length.begin(self.table, np.array([row]))
-        rows = Rows(self.table, np.array([row]), now)
-        self.strategies.policy.arrived(rows, now)
-        self.strategies.formation.arrived(arrival)
-        turns = self.strategies.policy.takes_turns(rows)
-        return turns is not None and bool(turns[0])
-
-    def _release(self, rows: list[int], now: float) -> None:
-        """Rows that their tenant's limit has held join the queue."""
-        for row in rows:
-            self.table.renumber(row)
-            self.accounting.release(row, now, takes_turns=self._enqueue(row, now, now))
-            self.forecaster.accepted(row)
-
-    def _judge(self, row: int, request: Request, now: float) -> None:
-        """Whoever is predicted to miss what it was promised is relegated, or refused and holds nothing."""
-        forecast = self.forecaster.of(row, now) if request.slo != NO_SLO else None
-        if forecast is not None and not forecast.keeps(Rows(self.table, np.array([row]), now)):
-            if self.config.admission == "refuse":
-                self.strategies.policy.ended(Rows(self.table, np.array([row]), now), now)
-                self.waiting.discard(row)
-                self.board.forget(row)
-                self._release(self.quotas.leave(row), now)
-                self.table.free(row)
-                raise Unattainable(forecast.complaint(request.slo), forecast.wait)
-            self.table.relegated[row] = 1
-            return
-        self.forecaster.accepted(row)
+        self._intake.add(request, self._step_id + 1, now)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
         if self.log:
             self.log(("no_more", now))
-        self._more = False
+        self._intake.more = False
 
     def follow(self, config: SchedulerConfig, now: float) -> None:
         """Other strategies and limits, from the next step on. Requests in flight stay where they are.
@@ -231,6 +192,18 @@ class Scheduler:
         Raises:
             ValueError: a name is unknown, or what memory was sized for at the start would change. All stays as it was.
         """
+        self._check_sized(config)
+        before = self.strategies.policy
+        self.strategies.follow(config, self.step_time)
+        if self.log:
+            self.log(("follow", now, config))
+        if self.strategies.policy is not before:
+            self._intake.introduce(now)
+        self._intake.follow(now)
+        if not self.strategies.formation.lingers:
+            self._dismiss_lingering()
+
+    def _check_sized(self, config: SchedulerConfig) -> None:
         sized = self._sized_for
         for name in ("seqs", "prefix_caching"):
             if getattr(config, name) != getattr(sized, name):
@@ -239,40 +212,6 @@ class Scheduler:
             raise ValueError(
                 f"max_num_batched_tokens cannot be {config.max_num_batched_tokens}: memory was sized for "
                 f"{sized.max_num_batched_tokens} at the start"
-            )
-        before = self.strategies.policy
-        self.strategies.follow(config, self.step_time)
-        if self.log:
-            self.log(("follow", now, config))
-        if self.strategies.policy is not before:
-            live = np.flatnonzero((self.table.phase != Phase.FREE) & (self.table.phase != ENDED))
-            live = np.setdiff1d(live, self.quotas.rows)
-            if len(live):
-                rows = Rows(self.table, live[np.argsort(self.table.seq[live])], now)
-                self.strategies.policy.arrived(rows, now)
-                turns = self.strategies.policy.takes_turns(rows)
-                self.accounting.regroup(rows.index, np.zeros(len(rows), np.bool_) if turns is None else turns, now)
-        self._release(self.quotas.release(), now)
-        if not self.strategies.formation.lingers:
-            self._dismiss_lingering()
-
-    def _check_fits(self, prompt_len: int, limit: int) -> None:
-        if prompt_len == 0:
-            raise RequestError("the prompt is empty: send at least one token", param="prompt")
-        if prompt_len >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens, but at most {self.max_model_len - 1} leave room for an answer "
-                f"(max_model_len is {self.max_model_len})",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        capacity = self.pool.num_blocks * self.pool.block_size
-        if limit - 1 > capacity:
-            raise RequestError(
-                f"the request may grow to {limit} tokens, but the KV pool holds only {capacity}: "
-                "shorten it, lower max_tokens or raise --kv-cache-memory",
-                param="max_tokens",
-                code="context_length_exceeded",
             )
 
     def abort(
@@ -342,7 +281,7 @@ class Scheduler:
         """The next batch by the general rules, and until when the doors are shut where there is none."""
         ready = self._lineup.ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
-        joining, until = self._lineup.joining(ready, limits, 0, self._more, now)
+        joining, until = self._lineup.joining(ready, limits, 0, self._intake.more, now)
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
@@ -363,7 +302,7 @@ class Scheduler:
             rows = max(rows, min(above, rows + len(below)))
             tokens = max(tokens, min(work, tokens + int(batch.num_tokens[below].sum())))
         joining, _ = self._lineup.joining(
-            NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._more, now
+            NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._intake.more, now
         )
         if not len(joining):
             self._lineup.explain(now)
@@ -610,10 +549,7 @@ class Scheduler:
         """Marks a row as ended; `_settle` frees it. `step_id`: the step that ended it (None: the last one)."""
         table = self.table
         timeline = self.accounting.end(row, now, 1 + (self._step_id if step_id is None else step_id))
-        held = row in self.quotas
-        self._release(self.quotas.leave(row), now)  # first: whose next request takes over has not been idle
-        if not held:
-            self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
+        self._intake.leave(row, now)
         self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
         if table.phase[row] == RUNNING:
             self.board.stop_running(row, ENDED)
