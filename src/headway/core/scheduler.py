@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,9 @@ from headway.core.batch import (
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.config import SchedulerConfig
+from headway.core.counters import Counters
 from headway.core.decode_step import DecodeStep
+from headway.core.exits import Exits
 from headway.core.fairness import TenantService
 from headway.core.forecast import Forecaster
 from headway.core.intake import Intake
@@ -48,8 +49,8 @@ from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
-from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
-from headway.core.timeline import Span, sums
+from headway.core.table import ENDED, RUNNING, Phase, RequestTable, Rows, RowSet
+from headway.core.timeline import Span
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
@@ -59,24 +60,6 @@ Event = tuple[Any, ...]
 REFRESH_EVERY = 16
 """Steps after which the output lengths to expect of those on board are looked at again."""
 NO_TOKENS = np.zeros(0, np.int32)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start; tokens and rows computed; steps; preemptions, of which swaps, and blocks copied for
-    those, out and in; requests."""
-
-    num_steps: int = 0
-    num_batched_tokens: int = 0
-    num_batched_rows: int = 0
-    num_pad_tokens: int = 0
-    num_preemptions: int = 0
-    num_swaps: int = 0
-    num_swapped_blocks: int = 0
-    num_recomputed_tokens: int = 0
-    num_prefix_queries: int = 0
-    num_prefix_hits: int = 0
-    num_finished: int = 0
 
 
 class Scheduler:
@@ -122,11 +105,21 @@ class Scheduler:
             max_model_len,
         )
         self.quotas = self._intake.quotas
-        room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
+        self._exits = Exits(
+            strategies,
+            self.table,
+            self.waiting,
+            self.board,
+            self.accounting,
+            self.output_length,
+            self.service,
+            self._intake,
+            self.counters,
+        )
+        room = Room(self.table, pool, self.board, strategies, self._exits.preempt, self.output_length)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
         self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
         self._sized_for = strategies.config
-        self._copied_out: dict[int, list[tuple[int, int]]] = {}
         self._step_id = 0
 
     @classmethod
@@ -201,7 +194,7 @@ class Scheduler:
             self._intake.introduce(now)
         self._intake.follow(now)
         if not self.strategies.formation.lingers:
-            self._dismiss_lingering()
+            self._exits.dismiss_lingering()
 
     def _check_sized(self, config: SchedulerConfig) -> None:
         sized = self._sized_for
@@ -231,8 +224,8 @@ class Scheduler:
         row = self.table.row_of(handle)
         if row is None or self.table.phase[row] == ENDED:
             return None
-        finished = self._end(row, reason, now, stop_token=stop_token, message=message)
-        self._settle(np.array([row]), now)
+        finished = self._exits.end(row, reason, now, self._step_id + 1, stop_token=stop_token, message=message)
+        self._exits.settle(np.array([row]), now)
         return StepEvents(self._step_id, now, NOBODY, NO_TOKENS, finished=[finished])
 
     def unseat(self, now: float) -> int:
@@ -243,7 +236,7 @@ class Scheduler:
         rows = self.board.running.rows
         rows = rows[np.argsort(self.table.seq[rows])][1:]
         for row in rows.tolist():
-            self._preempt(row, now)
+            self._exits.preempt(row, now)
         return len(rows)
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -286,7 +279,7 @@ class Scheduler:
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
         if batch is None and self._stuck(ready):
-            self._dismiss_lingering()
+            self._exits.dismiss_lingering()
             batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
         return batch, until
 
@@ -331,7 +324,7 @@ class Scheduler:
         self.counters.num_batched_rows -= len(leave)
         self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
         self._lineup.note_waits(gone[table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
-        self._settle(gone, now)
+        self._exits.settle(gone, now)
         return without(batch, leave)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
@@ -347,23 +340,6 @@ class Scheduler:
         """
         board = self.board
         return len(ready) > 0 and len(board.lingering) > 0 and not self.table.launched[board.running.rows].any()
-
-    def _dismiss_lingering(self) -> None:
-        """Rows that ended give back what they hold, as soon as no launched step touches it."""
-        for row in self.board.lingering.rows.tolist():
-            self.board.lingering.discard(row)
-            if not self.table.launched[row]:
-                self._vacate(row)
-
-    def _preempt(self, row: int, now: float) -> None:
-        rows = np.array([row])
-        swapped = self.host.holds(row)
-        self.counters.num_preemptions += 1
-        self.counters.num_swaps += swapped
-        self.table.preemptions[row] += 1
-        self.board.stop_running(row, LEAVING)
-        self.accounting.enter(rows, State.SWAPPED if swapped else State.PREEMPTED, now)
-        self._settle(rows, now)
 
     # -- launching and committing -------------------------------------------------------------------------------------
 
@@ -420,9 +396,7 @@ class Scheduler:
 
     def _copies(self, step_id: int) -> Swaps:
         swaps, rows = self.host.copies()
-        if rows:
-            known = [(row, int(self.table.handle[row])) for row in rows]
-            self._copied_out[step_id] = self._copied_out.get(step_id, []) + known
+        self._exits.copying(step_id, rows)
         self.counters.num_swapped_blocks += len(swaps)
         return swaps
 
@@ -445,13 +419,13 @@ class Scheduler:
         self.step_time.observe(batch.load, output.elapsed - output.copy_time)
         if batch.swaps is not NO_SWAPS:
             self.step_time.copies.observe(len(batch.swaps), output.copy_time)
-            self._copied_out.pop(batch.step_id, None)
+            self._exits.copied(batch.step_id)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         phase = table.phase[rows]
         live = phase != ENDED
         ends = [
-            self._end(int(rows[i]), FinishReason.ERROR, now, message=message)
+            self._exits.end(int(rows[i]), FinishReason.ERROR, now, self._step_id + 1, message=message)
             for i, message in output.failed.items()
             if live[i]
         ]
@@ -470,7 +444,7 @@ class Scheduler:
         self._remember(batch)
         handles = table.handle[heirs]
         if ends or np.count_nonzero(phase == RUNNING) < len(rows):
-            self._settle(rows, now)
+            self._exits.settle(rows, now)
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
 
     def _note_entropy(self, rows: Longs, live: Bools, output: StepOutput) -> None:
@@ -500,10 +474,11 @@ class Scheduler:
             accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now, step=step_id + 1)
         stops = table.stops(rows, tokens)
         ended = (stops | (length >= table.limit[rows])).nonzero()[0]
+        end = self._exits.end
         return [
-            self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]), step_id=step_id)
+            end(int(rows[i]), FinishReason.STOP, now, step_id + 1, stop_token=int(tokens[i]))
             if stops[i]
-            else self._end(int(rows[i]), FinishReason.LENGTH, now, step_id=step_id)
+            else end(int(rows[i]), FinishReason.LENGTH, now, step_id + 1)
             for i in ended
         ]
 
@@ -516,94 +491,11 @@ class Scheduler:
         live = rows[table.phase[rows] != ENDED]
         # What the step should have computed is not there to be found by others.
         table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
-        back = np.setdiff1d(self._lose_copies(batch.step_id, now), rows)
-        ends = [self._end(row, FinishReason.ERROR, now, message=message) for row in [*live.tolist(), *back.tolist()]]
-        self._settle(np.concatenate([rows, back]), now)
+        back = np.setdiff1d(self._exits.lose_copies(batch.step_id, now), rows)
+        end, step = self._exits.end, self._step_id + 1
+        ends = [end(row, FinishReason.ERROR, now, step, message=message) for row in [*live.tolist(), *back.tolist()]]
+        self._exits.settle(np.concatenate([rows, back]), now)
         return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
-
-    def _lose_copies(self, step_id: int, now: float) -> Longs:
-        """What a failed step should have copied out is lost: those who wait are computed anew. Returns those who have
-        come back with it already."""
-        table, back = self.table, []
-        for row, handle in self._copied_out.pop(step_id, ()):
-            if table.row_of(handle) != row or table.phase[row] == ENDED:
-                continue
-            if self.host.holds(row) and table.phase[row] == Phase.WAITING:
-                self.host.release(row)
-                table.swapped[row] = table.cached[row] = 0
-                self.accounting.enter(np.array([row]), State.PREEMPTED, now)
-            else:
-                back.append(row)
-        return np.array(back, np.int64)
-
-    def _end(
-        self,
-        row: int,
-        reason: FinishReason,
-        now: float,
-        *,
-        stop_token: int | None = None,
-        message: str = "",
-        step_id: int | None = None,
-    ) -> Finished:
-        """Marks a row as ended; `_settle` frees it. `step_id`: the step that ended it (None: the last one)."""
-        table = self.table
-        timeline = self.accounting.end(row, now, 1 + (self._step_id if step_id is None else step_id))
-        self._intake.leave(row, now)
-        self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
-        if table.phase[row] == RUNNING:
-            self.board.stop_running(row, ENDED)
-        elif table.phase[row] == Phase.WAITING:
-            self.waiting.discard(row)
-        table.phase[row] = ENDED
-        self.host.release(row)
-        self.service.ended(row)
-        self.counters.num_finished += 1
-        return Finished(
-            handle=int(table.handle[row]),
-            id=table.request(row).id,
-            reason=reason,
-            stop_token=stop_token,
-            prompt_len=int(table.prompt_len[row]),
-            output_len=int(table.length[row] - table.prompt_len[row]),
-            cached_len=int(table.hits[row]),
-            preemptions=int(table.preemptions[row]),
-            arrival=float(table.arrival[row]),
-            first_token=float(table.first_token[row]),
-            finished=now,
-            state_times=sums(timeline),
-            message=message,
-            timeline=timeline,
-        )
-
-    def _settle(self, rows: Longs, now: float) -> None:
-        """Rows that have ended or lost their place give everything back, once no launched step touches it."""
-        table, board = self.table, self.board
-        gone = table.phase[rows] >= LEAVING
-        if not np.count_nonzero(gone):
-            return
-        for row in map(int, rows[gone]):
-            if table.phase[row] == ENDED and self.strategies.formation.lingers and table.slot[row] >= 0:
-                board.lingering.add(row)
-            elif not table.launched[row]:
-                self._vacate(row)
-        if len(board.lingering) and not len(board.running):
-            lingering = board.lingering.rows
-            for row in map(int, lingering[table.launched[lingering] == 0].copy()):
-                self._vacate(row)
-            if not len(board.lingering):
-                self.strategies.formation.emptied(now)
-
-    def _vacate(self, row: int) -> None:
-        table = self.table
-        if table.slot[row] >= 0:
-            self.board.vacate(row)
-        if table.phase[row] == ENDED:
-            self.board.forget(row)
-            table.free(row)
-        else:
-            table.phase[row] = Phase.WAITING
-            self.waiting.add(row)
 
     # -- what others may ask ------------------------------------------------------------------------------------------
 
