@@ -23,7 +23,6 @@ from headway.core.batch import (
     Longs,
     StepEvents,
     StepOutput,
-    Swaps,
     Wait,
     merge,
     without,
@@ -37,19 +36,19 @@ from headway.core.exits import Exits
 from headway.core.fairness import TenantService
 from headway.core.forecast import Forecaster
 from headway.core.intake import Intake
-from headway.core.kv_cache import BlockEntries, BlockPool
+from headway.core.kv_cache import BlockPool
+from headway.core.launch import Launch
 from headway.core.lineup import OUTRANKED, Lineup
 from headway.core.load import Load
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
-from headway.core.preemption import GUARDED_STEPS
 from headway.core.prefix import PrefixIndex
 from headway.core.request import FinishReason, Request
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
-from headway.core.table import ENDED, RUNNING, Phase, RequestTable, Rows, RowSet
+from headway.core.table import ENDED, RUNNING, Phase, RequestTable, RowSet
 from headway.core.timeline import Span
 
 Event = tuple[Any, ...]
@@ -117,6 +116,7 @@ class Scheduler:
             self.counters,
         )
         room = Room(self.table, pool, self.board, strategies, self._exits.preempt, self.output_length)
+        self._launch = Launch(strategies, self.table, self.board, self.accounting, self._exits, self.counters)
         self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
         self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
         self._sized_for = strategies.config
@@ -317,21 +317,17 @@ class Scheduler:
         if count <= 0:
             return batch
         leave = below[:count]
-        gone, table = batch.rows[leave], self.table
-        table.computed[gone] -= batch.num_tokens[leave]
-        table.target[gone] -= batch.samples[leave]
-        table.launched[gone] -= 1
-        self.counters.num_batched_rows -= len(leave)
-        self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
-        self._lineup.note_waits(gone[table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
+        gone = batch.rows[leave]
+        batch = self._launch.take_back(batch, leave)
+        self._lineup.note_waits(gone[self.table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
         self._exits.settle(gone, now)
-        return without(batch, leave)
+        return batch
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
         rows, tokens = self._lineup.share(ready, joining, limits, now)
         rows, tokens, admitted, entries = self._lineup.seat(rows, tokens, now)
         self._lineup.explain(now)
-        return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
+        return self._launch.launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
 
     def _stuck(self, ready: Longs) -> bool:
         """Whether rows on board can get no further without what those hold that have ended and linger.
@@ -340,77 +336,6 @@ class Scheduler:
         """
         board = self.board
         return len(ready) > 0 and len(board.lingering) > 0 and not self.table.launched[board.running.rows].any()
-
-    # -- launching and committing -------------------------------------------------------------------------------------
-
-    def _launch(
-        self, step_id: int, rows: Longs, tokens: Ints, admitted: Longs, entries: BlockEntries, now: float
-    ) -> Batch:
-        table, counters = self.table, self.counters
-        self._note_computing(rows, table.computed[rows], now)
-        self.strategies.policy.served(Rows(table, rows, now), tokens, now)
-        if len(admitted):
-            self._note_admitted(admitted, step_id)
-            self.accounting.boarded(admitted, now)
-        counters.num_batched_rows += len(rows)
-        lingering = self.board.lingering.rows
-        if len(lingering):
-            rows = np.concatenate([rows, lingering])
-            tokens = np.concatenate([tokens, np.zeros(len(lingering), np.int32)])
-        starts = table.computed[rows]
-        target = table.target[rows]
-        computed = starts + tokens
-        samples = computed == target
-        if len(lingering):
-            samples &= tokens > 0
-        table.computed[rows] = computed
-        table.target[rows] = target + samples
-        table.launched[rows] += 1
-        batch = Batch(
-            step_id=step_id,
-            rows=rows,
-            slots=table.slot[rows].astype(np.int32),
-            starts=starts,
-            num_tokens=tokens,
-            samples=samples,
-            pad_tokens=self.strategies.formation.pad(tokens),
-            admitted=tuple(self.board.admission(int(row)) for row in admitted),
-            block_slots=entries[0],
-            block_index=entries[1],
-            block_ids=entries[2],
-            swaps=self._copies(step_id) if self.host.copying else NO_SWAPS,
-        )
-        padding = int(batch.pad_tokens.sum()) if self.strategies.formation.lingers else 0
-        counters.num_pad_tokens += padding
-        counters.num_batched_tokens += int(batch.load.tokens) - padding
-        return batch
-
-    def _note_admitted(self, rows: Longs, step_id: int) -> None:
-        table, counters = self.table, self.counters
-        counters.num_prefix_queries += int(table.target[rows].sum())
-        counters.num_prefix_hits += int(table.found[rows].sum()) * self.pool.block_size
-        counters.num_recomputed_tokens += int(np.maximum(table.lost[rows] - table.computed[rows], 0).sum())
-        table.lost[rows] = 0
-        again = rows[table.preemptions[rows] > 0]
-        table.guarded_until[again] = step_id + GUARDED_STEPS
-
-    def _copies(self, step_id: int) -> Swaps:
-        swaps, rows = self.host.copies()
-        self._exits.copying(step_id, rows)
-        self.counters.num_swapped_blocks += len(swaps)
-        return swaps
-
-    def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
-        """Rows of the step prefill until the token at their end is there (commit says so), and decode from then on."""
-        table, accounting = self.table, self.accounting
-        elsewhere = accounting.state[rows] != DECODE
-        if not np.count_nonzero(elsewhere):
-            return  # who decodes goes on decoding
-        rows, starts = rows[elsewhere], starts[elsewhere]
-        prefills = (starts < table.length[rows] - 1) | np.isnan(table.first_token[rows])
-        prefills |= accounting.state[rows] == PREFILL
-        state = np.where(prefills, PREFILL, DECODE).astype(np.int8)
-        accounting.enter(rows, state, now)
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> StepEvents:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
