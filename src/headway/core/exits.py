@@ -102,6 +102,14 @@ class Exits:
         self._accounting.enter(rows, State.SWAPPED if swapped else State.PREEMPTED, now)
         self.settle(rows, now)
 
+    def unseat(self, now: float) -> int:
+        """All on board but the oldest lose their places. Returns how many."""
+        rows = self._board.running.rows
+        rows = rows[np.argsort(self._table.seq[rows])][1:]
+        for row in rows.tolist():
+            self.preempt(row, now)
+        return len(rows)
+
     def copying(self, step_id: int, rows: tuple[int, ...]) -> None:
         """A step copies out what these rows have computed: until it is collected, that may still be lost."""
         if rows:

@@ -1,4 +1,4 @@
-"""Launch: from chosen rows to a batch, and rows of a batch that is not under way yet back again.
+"""Launch: from chosen rows to a batch.
 
 From the launch on a step's tokens count as computed, so that the next step can be put together before it is collected.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from headway.core.accounting import DECODE, PREFILL, Accounting
-from headway.core.batch import NO_SWAPS, Batch, Ints, Longs, Swaps, without
+from headway.core.batch import NO_SWAPS, Batch, Ints, Longs, Swaps
 from headway.core.board import Board
 from headway.core.counters import Counters
 from headway.core.exits import Exits
@@ -80,16 +80,6 @@ class Launch:
         counters.num_pad_tokens += padding
         counters.num_batched_tokens += int(batch.load.tokens) - padding
         return batch
-
-    def take_back(self, batch: Batch, leave: Longs) -> Batch:
-        """The batch without the rows at positions `leave` int64[k]: their tokens are yet to be computed after all."""
-        gone, table = batch.rows[leave], self._table
-        table.computed[gone] -= batch.num_tokens[leave]
-        table.target[gone] -= batch.samples[leave]
-        table.launched[gone] -= 1
-        self._counters.num_batched_rows -= len(leave)
-        self._counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
-        return without(batch, leave)
 
     def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
         """Rows of the step prefill until the token at their end is there (commit says so), and decode from then on."""

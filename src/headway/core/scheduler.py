@@ -13,22 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
+from headway.core.accounting import WAIT_STEP, Accounting
 from headway.core.batch import (
     NO_SWAPS,
     Batch,
-    Bools,
-    Finished,
-    Ints,
     Longs,
     StepEvents,
     StepOutput,
     Wait,
     merge,
-    without,
 )
 from headway.core.board import Board
 from headway.core.budget import StepLimits
+from headway.core.collect import Collect
 from headway.core.config import SchedulerConfig
 from headway.core.counters import Counters
 from headway.core.decode_step import DecodeStep
@@ -38,8 +35,7 @@ from headway.core.forecast import Forecaster
 from headway.core.intake import Intake
 from headway.core.kv_cache import BlockPool
 from headway.core.launch import Launch
-from headway.core.lineup import OUTRANKED, Lineup
-from headway.core.load import Load
+from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
 from headway.core.prefix import PrefixIndex
@@ -50,6 +46,7 @@ from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
 from headway.core.table import ENDED, RUNNING, Phase, RequestTable, RowSet
 from headway.core.timeline import Span
+from headway.core.withdrawal import Withdrawal
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
@@ -93,32 +90,18 @@ class Scheduler:
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
         self.forecaster = Forecaster(self.table, self.waiting, self.board, strategies, self.step_time)
-        self._intake = Intake(
-            strategies,
-            self.table,
-            self.waiting,
-            self.board,
-            self.accounting,
-            self.output_length,
-            self.forecaster,
-            max_model_len,
-        )
-        self.quotas = self._intake.quotas
-        self._exits = Exits(
-            strategies,
-            self.table,
-            self.waiting,
-            self.board,
-            self.accounting,
-            self.output_length,
-            self.service,
-            self._intake,
-            self.counters,
-        )
-        room = Room(self.table, pool, self.board, strategies, self._exits.preempt, self.output_length)
-        self._launch = Launch(strategies, self.table, self.board, self.accounting, self._exits, self.counters)
-        self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
-        self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
+        table, waiting, board, accounting = self.table, self.waiting, self.board, self.accounting
+        lengths, counters = self.output_length, self.counters
+        intake = Intake(strategies, table, waiting, board, accounting, lengths, self.forecaster, max_model_len)
+        exits = Exits(strategies, table, waiting, board, accounting, lengths, self.service, intake, counters)
+        room = Room(table, pool, board, strategies, exits.preempt, lengths)
+        self.quotas = intake.quotas
+        self._intake, self._exits = intake, exits
+        self._lineup = Lineup(strategies, table, waiting, board, room, accounting, self.step_time)
+        self._decode = DecodeStep(strategies, table, board, accounting)
+        self._launch = Launch(strategies, table, board, accounting, exits, counters)
+        self._withdrawal = Withdrawal(strategies, table, self._lineup, exits, counters)
+        self._collect = Collect(table, board, accounting, lengths, exits)
         self._sized_for = strategies.config
         self._step_id = 0
 
@@ -185,7 +168,7 @@ class Scheduler:
         Raises:
             ValueError: a name is unknown, or what memory was sized for at the start would change. All stays as it was.
         """
-        self._check_sized(config)
+        config.check_memory(self._sized_for)
         before = self.strategies.policy
         self.strategies.follow(config, self.step_time)
         if self.log:
@@ -195,17 +178,6 @@ class Scheduler:
         self._intake.follow(now)
         if not self.strategies.formation.lingers:
             self._exits.dismiss_lingering()
-
-    def _check_sized(self, config: SchedulerConfig) -> None:
-        sized = self._sized_for
-        for name in ("seqs", "prefix_caching"):
-            if getattr(config, name) != getattr(sized, name):
-                raise ValueError(f"{name} was set to {getattr(sized, name)} at the start and cannot change")
-        if config.max_num_batched_tokens > sized.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_batched_tokens cannot be {config.max_num_batched_tokens}: memory was sized for "
-                f"{sized.max_num_batched_tokens} at the start"
-            )
 
     def abort(
         self,
@@ -233,11 +205,7 @@ class Scheduler:
         Returns how many."""
         if self.log:
             self.log(("unseat", now))
-        rows = self.board.running.rows
-        rows = rows[np.argsort(self.table.seq[rows])][1:]
-        for row in rows.tolist():
-            self._exits.preempt(row, now)
-        return len(rows)
+        return self._exits.unseat(now)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -301,27 +269,7 @@ class Scheduler:
             self._lineup.explain(now)
             return batch
         late = self._form(batch.step_id, NOBODY, joining, StepLimits(rows, tokens, batch.load), now)
-        return batch if late is None else merge(self._withdraw(batch, below, late, now), late)
-
-    def _withdraw(self, batch: Batch, below: Longs, late: Batch, now: float) -> Batch:
-        """The batch without as many of `below` as it takes for `late` to find rows and tokens in it."""
-        rows = len(batch.rows) + len(late.rows) - self.config.max_batch_size
-        tokens = batch.total_tokens + late.total_tokens - self.config.max_num_batched_tokens
-        freed = np.cumsum(batch.num_tokens[below])
-        count = max(rows, int(np.searchsorted(freed, tokens)) + 1 if tokens > 0 else 0)
-        if len(below) and late.load.tokens > late.load.rows:
-            keep = without(batch, below).load
-            prompts = Load(*(one + other for one, other in zip(keep, late.load, strict=True)))
-            paused = Load.of(batch.starts[below], batch.num_tokens[below], batch.pad_tokens[below])
-            count = len(below) if self._lineup.apart(prompts, paused) else count
-        if count <= 0:
-            return batch
-        leave = below[:count]
-        gone = batch.rows[leave]
-        batch = self._launch.take_back(batch, leave)
-        self._lineup.note_waits(gone[self.table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
-        self._exits.settle(gone, now)
-        return batch
+        return batch if late is None else merge(self._withdrawal.withdraw(batch, below, late, now), late)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
         rows, tokens = self._lineup.share(ready, joining, limits, now)
@@ -364,48 +312,13 @@ class Scheduler:
             if logprobs is not None:
                 logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
         if output.entropy:
-            self._note_entropy(rows, live, output)
-        ends += self._append(heirs, tokens, batch.step_id, now)
-        self._remember(batch)
+            self._collect.note_entropy(rows, live, output)
+        ends += self._collect.append(heirs, tokens, batch.step_id, now)
+        self._collect.remember(batch)
         handles = table.handle[heirs]
         if ends or np.count_nonzero(phase == RUNNING) < len(rows):
             self._exits.settle(rows, now)
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
-
-    def _note_entropy(self, rows: Longs, live: Bools, output: StepOutput) -> None:
-        """How sure the first token of some rows was says how long their answers may become."""
-        known = [i for i in output.entropy if live[i]]
-        if known:
-            entropy = np.array([output.entropy[i] for i in known])
-            self.output_length.note_entropy(self.table, rows[known], entropy)
-            self.output_length.refresh(self.table, rows[known])
-
-    def _remember(self, batch: Batch) -> None:
-        """The blocks of prompts that this step has filled can be found by others; answers follow when they leave."""
-        if self.pool.prefixes is None or batch.load.tokens <= batch.load.rows:
-            return
-        ends = batch.starts + batch.num_tokens
-        for i in (batch.num_tokens > 1).nonzero()[0]:
-            self.board.remember(int(batch.rows[i]), int(ends[i]))
-
-    def _append(self, rows: Longs, tokens: Ints, step_id: int, now: float) -> list[Finished]:
-        """One new token for each of rows; returns the ends that follow from them."""
-        table, accounting = self.table, self.accounting
-        length = self.board.append(rows, tokens)
-        elsewhere = accounting.state[rows] != DECODE
-        if np.count_nonzero(elsewhere):
-            fresh = rows[elsewhere]
-            table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
-            accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now, step=step_id + 1)
-        stops = table.stops(rows, tokens)
-        ended = (stops | (length >= table.limit[rows])).nonzero()[0]
-        end = self._exits.end
-        return [
-            end(int(rows[i]), FinishReason.STOP, now, step_id + 1, stop_token=int(tokens[i]))
-            if stops[i]
-            else end(int(rows[i]), FinishReason.LENGTH, now, step_id + 1)
-            for i in ended
-        ]
 
     def fail(self, batch: Batch, message: str, now: float) -> StepEvents:
         """A launched step came to nothing: the requests in it end with an error, all others go on."""
