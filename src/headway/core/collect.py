@@ -10,7 +10,7 @@ from headway.core.board import Board
 from headway.core.exits import Exits
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.request import FinishReason
-from headway.core.table import RequestTable
+from headway.core.table import ENDED, RequestTable
 
 
 class Collect:
@@ -48,6 +48,27 @@ class Collect:
             else end(int(rows[i]), FinishReason.LENGTH, now, step_id + 1)
             for i in ended
         ]
+
+    def end_failed(self, rows: Longs, live: Bools, output: StepOutput, step: int, now: float) -> list[Finished]:
+        """Ends those of rows int64[n] that something went wrong with, if they are `live` bool[n]."""
+        return [
+            self._exits.end(int(rows[i]), FinishReason.ERROR, now, step, message=message)
+            for i, message in output.failed.items()
+            if live[i]
+        ]
+
+    def fail(self, batch: Batch, message: str, step: int, now: float) -> list[Finished]:
+        """The step came to nothing: ends all that were in it, and those whose copies are lost with it."""
+        table, rows = self._table, batch.rows
+        table.launched[rows] -= 1
+        live = rows[table.phase[rows] != ENDED]
+        # What the step should have computed is not there to be found by others.
+        table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
+        back = np.setdiff1d(self._exits.lose_copies(batch.step_id, now), rows)
+        end = self._exits.end
+        ends = [end(row, FinishReason.ERROR, now, step, message=message) for row in [*live.tolist(), *back.tolist()]]
+        self._exits.settle(np.concatenate([rows, back]), now)
+        return ends
 
     def note_entropy(self, rows: Longs, live: Bools, output: StepOutput) -> None:
         """How sure the first token of some rows was says how long their answers may become."""

@@ -155,6 +155,14 @@ class Exits:
             if not len(board.lingering):
                 self._strategies.formation.emptied(now)
 
+    def block(self, ready: Longs) -> bool:
+        """Whether rows on board can get no further without what those hold that have ended and linger.
+
+        A padded group has room reserved for all of it; one that boarded under another formation has not.
+        """
+        board = self._board
+        return len(ready) > 0 and len(board.lingering) > 0 and not self._table.launched[board.running.rows].any()
+
     def dismiss_lingering(self) -> None:
         """Rows that ended give back what they hold, as soon as no launched step touches it."""
         for row in self._board.lingering.rows.tolist():

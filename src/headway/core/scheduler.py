@@ -59,11 +59,7 @@ NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Scheduler:
-    """Who shares the next step. The four choices (formation, policy, budget, preemption) are objects of their own.
-
-    A row that has ended or lost its place keeps its slot and blocks until the last launched step that touches them has
-    been collected.
-    """
+    """Who shares the next step. The four choices (formation, policy, budget, preemption) are objects of their own."""
 
     def __init__(
         self,
@@ -246,7 +242,7 @@ class Scheduler:
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
-        if batch is None and self._stuck(ready):
+        if batch is None and self._exits.block(ready):
             self._exits.dismiss_lingering()
             batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
         return batch, until
@@ -256,19 +252,12 @@ class Scheduler:
         whom they outrank make way."""
         if self.log:
             self.log(("add_late", now, batch.step_id))
-        config = self.config
-        rows, tokens = config.max_batch_size - len(batch.rows), config.max_num_batched_tokens - batch.total_tokens
-        if len(self.waiting):
-            below, above, work = self._lineup.outranked(batch, now)
-            rows = max(rows, min(above, rows + len(below)))
-            tokens = max(tokens, min(work, tokens + int(batch.num_tokens[below].sum())))
-        joining, _ = self._lineup.joining(
-            NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._intake.more, now
-        )
+        limits, below = self._withdrawal.limits(batch, now)
+        joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._intake.more, now)
         if not len(joining):
             self._lineup.explain(now)
             return batch
-        late = self._form(batch.step_id, NOBODY, joining, StepLimits(rows, tokens, batch.load), now)
+        late = self._form(batch.step_id, NOBODY, joining, limits, now)
         return batch if late is None else merge(self._withdrawal.withdraw(batch, below, late, now), late)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
@@ -276,14 +265,6 @@ class Scheduler:
         rows, tokens, admitted, entries = self._lineup.seat(rows, tokens, now)
         self._lineup.explain(now)
         return self._launch.launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
-
-    def _stuck(self, ready: Longs) -> bool:
-        """Whether rows on board can get no further without what those hold that have ended and linger.
-
-        A padded group has room reserved for all of it; one that boarded under another formation has not.
-        """
-        board = self.board
-        return len(ready) > 0 and len(board.lingering) > 0 and not self.table.launched[board.running.rows].any()
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> StepEvents:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
@@ -297,11 +278,7 @@ class Scheduler:
         table.launched[rows] -= 1
         phase = table.phase[rows]
         live = phase != ENDED
-        ends = [
-            self._exits.end(int(rows[i]), FinishReason.ERROR, now, self._step_id + 1, message=message)
-            for i, message in output.failed.items()
-            if live[i]
-        ]
+        ends = self._collect.end_failed(rows, live, output, self._step_id + 1, now) if output.failed else []
         tokens, logprobs = output.token_ids, output.logprobs
         heirs, kept = rows, live
         if len(tokens) < len(rows):
@@ -324,15 +301,7 @@ class Scheduler:
         """A launched step came to nothing: the requests in it end with an error, all others go on."""
         if self.log:
             self.log(("fail", now, batch.step_id, message))
-        table, rows = self.table, batch.rows
-        table.launched[rows] -= 1
-        live = rows[table.phase[rows] != ENDED]
-        # What the step should have computed is not there to be found by others.
-        table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
-        back = np.setdiff1d(self._exits.lose_copies(batch.step_id, now), rows)
-        end, step = self._exits.end, self._step_id + 1
-        ends = [end(row, FinishReason.ERROR, now, step, message=message) for row in [*live.tolist(), *back.tolist()]]
-        self._exits.settle(np.concatenate([rows, back]), now)
+        ends = self._collect.fail(batch, message, self._step_id + 1, now)
         return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
 
     # -- what others may ask ------------------------------------------------------------------------------------------
@@ -345,17 +314,12 @@ class Scheduler:
     @property
     def kv_fragmentation(self) -> float:
         """Of the tokens that the blocks of those on board have room for, the share that is empty."""
-        rows = self.running.rows
-        room = int(self.table.blocks[rows].sum()) * self.pool.block_size
-        return 1.0 - int(self.table.computed[rows].sum()) / room if room else 0.0
+        return self.board.fragmentation
 
     def tenant_counters(self) -> dict[str, float]:
         """The policy's account of those tenants that the configuration names; empty where it keeps none."""
         counters = self.strategies.policy.counters()
-        if counters is None:
-            return {}
-        codes = {name: self.table.code(name) for name in self.config.tenants}
-        return {name: float(counters[code]) if code < len(counters) else 0.0 for name, code in codes.items()}
+        return {} if counters is None else self.service.named(counters, self.config.tenants)
 
     @property
     def num_waiting(self) -> int:
@@ -380,9 +344,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up. For tests and the watchdog."""
-        self.pool.check()
-        self.board.check()
-        self.accounting.check()
-        self.quotas.check()
+        for part in (self.pool, self.board, self.accounting, self.quotas):
+            part.check()
         waiting = self.waiting.rows.tolist() + self.quotas.rows
         assert sorted(waiting) == np.flatnonzero(self.table.phase == Phase.WAITING).tolist(), "the queue is wrong"

@@ -6,6 +6,7 @@ import numpy as np
 
 from headway.core.accounting import State
 from headway.core.batch import Batch, Longs, without
+from headway.core.budget import StepLimits
 from headway.core.counters import Counters
 from headway.core.exits import Exits
 from headway.core.lineup import OUTRANKED, Lineup
@@ -25,6 +26,16 @@ class Withdrawal:
         self._lineup = lineup
         self._exits = exits
         self._counters = counters
+
+    def limits(self, batch: Batch, now: float) -> tuple[StepLimits, Longs]:
+        """What the batch has left for others, with what could be withdrawn for those who go first; and positions in it
+        of whom that is taken from, first who goes first."""
+        config = self._strategies.config
+        rows, tokens = config.max_batch_size - len(batch.rows), config.max_num_batched_tokens - batch.total_tokens
+        below, above, work = self._lineup.outranked(batch, now)
+        rows = max(rows, min(above, rows + len(below)))
+        tokens = max(tokens, min(work, tokens + int(batch.num_tokens[below].sum())))
+        return StepLimits(rows, tokens, batch.load), below
 
     def withdraw(self, batch: Batch, below: Longs, late: Batch, now: float) -> Batch:
         """The batch without as many of `below` as it takes for `late` to find rows and tokens in it."""
