@@ -155,7 +155,7 @@ class Exits:
             if not len(board.lingering):
                 self._strategies.formation.emptied(now)
 
-    def block(self, ready: Longs) -> bool:
+    def hold_up(self, ready: Longs) -> bool:
         """Whether rows on board can get no further without what those hold that have ended and linger.
 
         A padded group has room reserved for all of it; one that boarded under another formation has not.

@@ -14,15 +14,7 @@ from typing import Any
 import numpy as np
 
 from headway.core.accounting import WAIT_STEP, Accounting
-from headway.core.batch import (
-    NO_SWAPS,
-    Batch,
-    Longs,
-    StepEvents,
-    StepOutput,
-    Wait,
-    merge,
-)
+from headway.core.batch import NO_IDS, NO_SWAPS, Batch, Longs, StepEvents, StepOutput, Wait, merge
 from headway.core.board import Board
 from headway.core.budget import StepLimits
 from headway.core.collect import Collect
@@ -55,11 +47,14 @@ Event = tuple[Any, ...]
 
 REFRESH_EVERY = 16
 """Steps after which the output lengths to expect of those on board are looked at again."""
-NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Scheduler:
-    """Who shares the next step. The four choices (formation, policy, budget, preemption) are objects of their own."""
+    """Who shares the next step. The four choices (formation, policy, budget, preemption) are objects of their own.
+
+    Requests come in by Intake and leave by Exits. Of a step, Lineup says who shares it, Launch makes the batch (DecodeStep
+    where nothing is to be decided, Withdrawal where others still go first), and Collect reads what came of it.
+    """
 
     def __init__(
         self,
@@ -91,8 +86,7 @@ class Scheduler:
         intake = Intake(strategies, table, waiting, board, accounting, lengths, self.forecaster, max_model_len)
         exits = Exits(strategies, table, waiting, board, accounting, lengths, self.service, intake, counters)
         room = Room(table, pool, board, strategies, exits.preempt, lengths)
-        self.quotas = intake.quotas
-        self._intake, self._exits = intake, exits
+        self._intake, self._exits, self.quotas = intake, exits, intake.quotas
         self._lineup = Lineup(strategies, table, waiting, board, room, accounting, self.step_time)
         self._decode = DecodeStep(strategies, table, board, accounting)
         self._launch = Launch(strategies, table, board, accounting, exits, counters)
@@ -125,9 +119,8 @@ class Scheduler:
         prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
         pool = BlockPool(num_blocks, block_size, config.seqs + spare_slots, max_model_len, prefixes)
         model = StepTimeModel()
-        strategies = Strategies.of(config, model, own)
         return cls(
-            strategies,
+            Strategies.of(config, model, own),
             pool,
             max_model_len,
             step_time=model,
@@ -194,7 +187,7 @@ class Scheduler:
             return None
         finished = self._exits.end(row, reason, now, self._step_id + 1, stop_token=stop_token, message=message)
         self._exits.settle(np.array([row]), now)
-        return StepEvents(self._step_id, now, NOBODY, NO_TOKENS, finished=[finished])
+        return StepEvents(self._step_id, now, NOBODY, NO_IDS, finished=[finished])
 
     def unseat(self, now: float) -> int:
         """All on board but the oldest lose their places and wait again: for when they keep each other from going on.
@@ -242,7 +235,7 @@ class Scheduler:
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
-        if batch is None and self._exits.block(ready):
+        if batch is None and self._exits.hold_up(ready):
             self._exits.dismiss_lingering()
             batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
         return batch, until
@@ -252,8 +245,10 @@ class Scheduler:
         whom they outrank make way."""
         if self.log:
             self.log(("add_late", now, batch.step_id))
-        limits, below = self._withdrawal.limits(batch, now)
-        joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._intake.more, now)
+        joining = NOBODY
+        if len(self.waiting):
+            limits, below = self._withdrawal.limits(batch, now)
+            joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._intake.more, now)
         if not len(joining):
             self._lineup.explain(now)
             return batch
@@ -302,7 +297,7 @@ class Scheduler:
         if self.log:
             self.log(("fail", now, batch.step_id, message))
         ends = self._collect.fail(batch, message, self._step_id + 1, now)
-        return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
+        return StepEvents(batch.step_id, now, NOBODY, NO_IDS, finished=ends)
 
     # -- what others may ask ------------------------------------------------------------------------------------------
 
