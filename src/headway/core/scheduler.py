@@ -52,8 +52,9 @@ REFRESH_EVERY = 16
 class Scheduler:
     """Who shares the next step. The four choices (formation, policy, budget, preemption) are objects of their own.
 
-    Requests come in by Intake and leave by Exits. Of a step, Lineup says who shares it, Launch makes the batch (DecodeStep
-    where nothing is to be decided, Withdrawal where others still go first), and Collect reads what came of it.
+    Requests come in by Intake and leave by Exits. Of a step, Lineup says who shares it and Launch makes the batch
+    (DecodeStep where nothing is to be decided); for those who come late Withdrawal makes room; Collect reads what came
+    of it.
     """
 
     def __init__(
@@ -339,7 +340,9 @@ class Scheduler:
 
     def check(self) -> None:
         """Raises AssertionError where rows, slots and blocks do not add up. For tests and the watchdog."""
-        for part in (self.pool, self.board, self.accounting, self.quotas):
-            part.check()
+        self.pool.check()
+        self.board.check()
+        self.accounting.check()
+        self.quotas.check()
         waiting = self.waiting.rows.tolist() + self.quotas.rows
         assert sorted(waiting) == np.flatnonzero(self.table.phase == Phase.WAITING).tolist(), "the queue is wrong"
