@@ -23,7 +23,6 @@ from rich.table import Table
 from common import Verdict, arguments, console, spread
 from headway.core.batch import Longs
 from headway.core.config import SchedulerConfig
-from headway.core.output_length import OutputLengthPredictor
 from headway.core.scheduler import Scheduler
 from headway.core.table import RequestTable
 from headway.lab import paced, traffic
@@ -47,16 +46,14 @@ def config(clusters: bool, wait: float = 0.0) -> SchedulerConfig:
     )
 
 
-class Ignorant(OutputLengthPredictor):
-    """Learns nothing: max_tokens is all that is expected."""
-
-    def begin(self, table: RequestTable, rows: Longs) -> None:
-        table.length_group[rows] = -1
+def unknown(table: RequestTable, rows: Longs) -> None:
+    """Rows of no group, of whose lengths nothing is learnt: max_tokens is all that is expected."""
+    table.length_group[rows] = -1
 
 
 def ignorant(config: SchedulerConfig, num_blocks: int, block_size: int, max_model_len: int) -> Scheduler:
     scheduler = Scheduler.of(config, num_blocks, block_size, max_model_len)
-    scheduler.output_length = Ignorant()
+    scheduler.output_length.begin = unknown
     return scheduler
 
 

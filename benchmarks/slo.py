@@ -134,21 +134,18 @@ class Kept:
         return min(self.quartiles) / self.attainment
 
 
-class Admitting(Scheduler):
-    """Admits one request whatever is predicted for it."""
-
-    admitted = -1
-
-    def _judge(self, row: int, request: Request, now: float) -> None:
-        if request.handle == self.admitted:
-            self.forecaster.accepted(row)
-        else:
-            super()._judge(row, request, now)
-
-
 def admitting(handle: int, *args: object) -> Scheduler:
-    scheduler = Admitting.of(*args)
-    scheduler.admitted = handle
+    """A scheduler that admits one request whatever is predicted for it."""
+    scheduler = Scheduler.of(*args)
+    usual = scheduler._intake._judge
+
+    def judge(row: int, request: Request, now: float) -> None:
+        if request.handle == handle:
+            scheduler.forecaster.accepted(row)
+        else:
+            usual(row, request, now)
+
+    scheduler._intake._judge = judge
     return scheduler
 
 

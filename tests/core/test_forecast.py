@@ -30,27 +30,25 @@ def config(admission: str = "refuse", policy: str = "fcfs", **others: object) ->
     return SchedulerConfig(batching="continuous", policy=policy, admission=admission, **facts)
 
 
-class Asked(Scheduler):
-    """Predicts for everybody, and lets everybody in."""
-
-    def _judge(self, row, request, now):
-        forecast = self.forecaster.of(row, now)
-        self.predicted = getattr(self, "predicted", {})
-        if forecast is not None:
-            self.predicted[request.handle] = forecast
-        self.forecaster.accepted(row)
-
-
 def asked(requests, **facts):
     """Every forecast, and what became of it."""
-    made = []
+    predicted = {}
 
     def build(*args):
-        made.append(Asked.of(*args))
-        return made[0]
+        scheduler = Scheduler.of(*args)
+
+        def judge(row, request, now):
+            """Predicts for everybody, and lets everybody in."""
+            forecast = scheduler.forecaster.of(row, now)
+            if forecast is not None:
+                predicted[request.handle] = forecast
+            scheduler.forecaster.accepted(row)
+
+        scheduler._intake._judge = judge
+        return scheduler
 
     run = paced.run(config(**facts), requests, step_times=STEP, build=build)
-    return [(forecast, run.served[handle]) for handle, forecast in made[0].predicted.items()]
+    return [(forecast, run.served[handle]) for handle, forecast in predicted.items()]
 
 
 def known(count: int, at: float = 0.0) -> list[Arrival]:

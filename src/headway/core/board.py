@@ -56,6 +56,13 @@ class Board:
         """Places that nobody has. The slot of who has just lost one may still be in a launched step."""
         return self.places - len(self.running) - len(self.lingering)
 
+    @property
+    def fragmentation(self) -> float:
+        """Of the tokens that the blocks of those on board have room for, the share that is empty."""
+        rows = self.running.rows
+        room = int(self._table.blocks[rows].sum()) * self.pool.block_size
+        return 1.0 - int(self._table.computed[rows].sum()) / room if room else 0.0
+
     def take(self, row: int) -> BlockEntries:
         """Gives a row of the queue a slot, and the blocks that the prefix index holds of it."""
         table = self._table

@@ -111,6 +111,17 @@ class SchedulerConfig:
                 f"{self.batching} a group boards at once, so none could be full. Raise one or lower the other."
             )
 
+    def check_memory(self, sized: SchedulerConfig) -> None:
+        """Raises ValueError where memory that was sized for `sized` does not do for this."""
+        for name in ("seqs", "prefix_caching"):
+            if getattr(self, name) != getattr(sized, name):
+                raise ValueError(f"{name} was set to {getattr(sized, name)} at the start and cannot change")
+        if self.max_num_batched_tokens > sized.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_batched_tokens cannot be {self.max_num_batched_tokens}: memory was sized for "
+                f"{sized.max_num_batched_tokens} at the start"
+            )
+
     @property
     def overtaking(self) -> int:
         """Tokens of later arrivals that may be served ahead of a request."""

@@ -42,9 +42,12 @@ class TenantService:
 
     def of(self, names: Mapping[str, object]) -> dict[str, int]:
         """Of these tenants."""
-        totals = self.totals()
+        return {name: int(tokens) for name, tokens in self.named(self.totals(), names).items()}
+
+    def named(self, values: Floats, names: Mapping[str, object]) -> dict[str, float]:
+        """Of `values` float64[k] by tenant's code, those of these tenants; 0 of whom nothing is known."""
         codes = {name: self._table.code(name) for name in names}
-        return {name: int(totals[code]) if code < len(totals) else 0 for name, code in codes.items()}
+        return {name: float(values[code]) if code < len(values) else 0.0 for name, code in codes.items()}
 
     def sample(self, queue: Longs, now: float) -> None:
         """To be called now and then. `queue`: the rows that wait."""

@@ -9,47 +9,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from headway.core.accounting import DECODE, PREFILL, WAIT_STEP, Accounting, State
-from headway.core.batch import (
-    NO_SWAPS,
-    Batch,
-    Bools,
-    Finished,
-    Ints,
-    Longs,
-    StepEvents,
-    StepOutput,
-    Swaps,
-    Wait,
-    merge,
-    without,
-)
+from headway.core.accounting import WAIT_STEP, Accounting
+from headway.core.batch import NO_IDS, NO_SWAPS, Batch, Longs, StepEvents, StepOutput, Wait, merge
 from headway.core.board import Board
 from headway.core.budget import StepLimits
+from headway.core.collect import Collect
 from headway.core.config import SchedulerConfig
+from headway.core.counters import Counters
 from headway.core.decode_step import DecodeStep
+from headway.core.exits import Exits
 from headway.core.fairness import TenantService
 from headway.core.forecast import Forecaster
-from headway.core.kv_cache import BlockEntries, BlockPool
-from headway.core.lineup import OUTRANKED, Lineup
-from headway.core.load import Load
+from headway.core.intake import Intake
+from headway.core.kv_cache import BlockPool
+from headway.core.launch import Launch
+from headway.core.lineup import Lineup
 from headway.core.output_length import OutputLengthPredictor
 from headway.core.policies import Policy
-from headway.core.preemption import GUARDED_STEPS
 from headway.core.prefix import PrefixIndex
-from headway.core.request import NO_SLO, FinishReason, Request, RequestError, Unattainable
+from headway.core.request import FinishReason, Request
 from headway.core.room import NOBODY, Room
 from headway.core.step_time import StepTimeModel
 from headway.core.strategies import Strategies
 from headway.core.swap import HostPool
-from headway.core.table import ENDED, LEAVING, RUNNING, Phase, RequestTable, Rows, RowSet
-from headway.core.tenants import Quotas
-from headway.core.timeline import Span, sums
+from headway.core.table import ENDED, RUNNING, Phase, RequestTable, RowSet
+from headway.core.timeline import Span
+from headway.core.withdrawal import Withdrawal
 
 Event = tuple[Any, ...]
 """What drove the scheduler: ("add", now, request), ("abort", now, handle, reason, stop), ("schedule", now),
@@ -58,32 +47,14 @@ Event = tuple[Any, ...]
 
 REFRESH_EVERY = 16
 """Steps after which the output lengths to expect of those on board are looked at again."""
-NO_TOKENS = np.zeros(0, np.int32)
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start; tokens and rows computed; steps; preemptions, of which swaps, and blocks copied for
-    those, out and in; requests."""
-
-    num_steps: int = 0
-    num_batched_tokens: int = 0
-    num_batched_rows: int = 0
-    num_pad_tokens: int = 0
-    num_preemptions: int = 0
-    num_swaps: int = 0
-    num_swapped_blocks: int = 0
-    num_recomputed_tokens: int = 0
-    num_prefix_queries: int = 0
-    num_prefix_hits: int = 0
-    num_finished: int = 0
 
 
 class Scheduler:
     """Who shares the next step. The four choices (formation, policy, budget, preemption) are objects of their own.
 
-    A row that has ended or lost its place keeps its slot and blocks until the last launched step that touches them has
-    been collected.
+    Requests come in by Intake and leave by Exits. Of a step, Lineup says who shares it and Launch makes the batch
+    (DecodeStep where nothing is to be decided); for those who come late Withdrawal makes room; Collect reads what came
+    of it.
     """
 
     def __init__(
@@ -106,19 +77,24 @@ class Scheduler:
         self.step_time = step_time or StepTimeModel()
         self.output_length = OutputLengthPredictor()
         self.waiting = RowSet()
-        self.quotas = Quotas(self.table, strategies)
         self.service = TenantService(self.table)
         self.host = HostPool(num_host_blocks)
         self.board = Board(self.table, pool, strategies.config.seqs, max_model_len, self.host, spare_slots)
         self.log = log
         self.forecaster = Forecaster(self.table, self.waiting, self.board, strategies, self.step_time)
-        room = Room(self.table, pool, self.board, strategies, self._preempt, self.output_length)
-        self._lineup = Lineup(strategies, self.table, self.waiting, self.board, room, self.accounting, self.step_time)
-        self._decode = DecodeStep(strategies, self.table, self.board, self.accounting)
+        table, waiting, board, accounting = self.table, self.waiting, self.board, self.accounting
+        lengths, counters = self.output_length, self.counters
+        intake = Intake(strategies, table, waiting, board, accounting, lengths, self.forecaster, max_model_len)
+        exits = Exits(strategies, table, waiting, board, accounting, lengths, self.service, intake, counters)
+        room = Room(table, pool, board, strategies, exits.preempt, lengths)
+        self._intake, self._exits, self.quotas = intake, exits, intake.quotas
+        self._lineup = Lineup(strategies, table, waiting, board, room, accounting, self.step_time)
+        self._decode = DecodeStep(strategies, table, board, accounting)
+        self._launch = Launch(strategies, table, board, accounting, exits, counters)
+        self._withdrawal = Withdrawal(strategies, table, self._lineup, exits, counters)
+        self._collect = Collect(table, board, accounting, lengths, exits)
         self._sized_for = strategies.config
-        self._copied_out: dict[int, list[tuple[int, int]]] = {}
         self._step_id = 0
-        self._more = True
 
     @classmethod
     def of(
@@ -144,9 +120,8 @@ class Scheduler:
         prefixes = PrefixIndex(num_blocks, block_size, secret) if config.prefix_caching else None
         pool = BlockPool(num_blocks, block_size, config.seqs + spare_slots, max_model_len, prefixes)
         model = StepTimeModel()
-        strategies = Strategies.of(config, model, own)
         return cls(
-            strategies,
+            Strategies.of(config, model, own),
             pool,
             max_model_len,
             step_time=model,
@@ -169,61 +144,13 @@ class Scheduler:
         """
         if self.log:
             self.log(("add", now, request))
-        prompt_len = len(request.prompt_token_ids)
-        limit = self.max_model_len
-        if request.params.max_tokens is not None:
-            limit = min(limit, prompt_len + request.params.max_tokens)
-        self._check_fits(prompt_len, limit)
-        row = self.table.add(request, limit, self.config.depth)
-        self.table.step = self._step_id + 1
-        self._more = True
-        if self.quotas.enter(row):
-            takes_turns = self._enqueue(row, request.arrival, now)
-            if self.config.admission != "accept":
-                self._judge(row, request, now)
-            self.accounting.arrive(row, request.arrival, now, takes_turns=takes_turns)
-        else:
-            self.accounting.arrive(row, request.arrival, now)
-            self.accounting.hold(row, State.WAIT_QUOTA, now, "in_flight")
-
-    def _enqueue(self, row: int, arrival: float, now: float) -> bool:
-        """A row joins the queue for the first time, having come there at `arrival`. Returns whether it takes turns."""
-        self.waiting.add(row)
-        self.board.look_up(row)  # so that policies see uncached work
-        self.output_length.begin(self.table, np.array([row]))
-        rows = Rows(self.table, np.array([row]), now)
-        self.strategies.policy.arrived(rows, now)
-        self.strategies.formation.arrived(arrival)
-        turns = self.strategies.policy.takes_turns(rows)
-        return turns is not None and bool(turns[0])
-
-    def _release(self, rows: list[int], now: float) -> None:
-        """Rows that their tenant's limit has held join the queue."""
-        for row in rows:
-            self.table.renumber(row)
-            self.accounting.release(row, now, takes_turns=self._enqueue(row, now, now))
-            self.forecaster.accepted(row)
-
-    def _judge(self, row: int, request: Request, now: float) -> None:
-        """Whoever is predicted to miss what it was promised is relegated, or refused and holds nothing."""
-        forecast = self.forecaster.of(row, now) if request.slo != NO_SLO else None
-        if forecast is not None and not forecast.keeps(Rows(self.table, np.array([row]), now)):
-            if self.config.admission == "refuse":
-                self.strategies.policy.ended(Rows(self.table, np.array([row]), now), now)
-                self.waiting.discard(row)
-                self.board.forget(row)
-                self._release(self.quotas.leave(row), now)
-                self.table.free(row)
-                raise Unattainable(forecast.complaint(request.slo), forecast.wait)
-            self.table.relegated[row] = 1
-            return
-        self.forecaster.accepted(row)
+        self._intake.add(request, self._step_id + 1, now)
 
     def no_more(self, now: float) -> None:
         """Nobody else will come for now: a group that is not full need not wait. The next `add` takes it back."""
         if self.log:
             self.log(("no_more", now))
-        self._more = False
+        self._intake.more = False
 
     def follow(self, config: SchedulerConfig, now: float) -> None:
         """Other strategies and limits, from the next step on. Requests in flight stay where they are.
@@ -231,49 +158,16 @@ class Scheduler:
         Raises:
             ValueError: a name is unknown, or what memory was sized for at the start would change. All stays as it was.
         """
-        sized = self._sized_for
-        for name in ("seqs", "prefix_caching"):
-            if getattr(config, name) != getattr(sized, name):
-                raise ValueError(f"{name} was set to {getattr(sized, name)} at the start and cannot change")
-        if config.max_num_batched_tokens > sized.max_num_batched_tokens:
-            raise ValueError(
-                f"max_num_batched_tokens cannot be {config.max_num_batched_tokens}: memory was sized for "
-                f"{sized.max_num_batched_tokens} at the start"
-            )
+        config.check_memory(self._sized_for)
         before = self.strategies.policy
         self.strategies.follow(config, self.step_time)
         if self.log:
             self.log(("follow", now, config))
         if self.strategies.policy is not before:
-            live = np.flatnonzero((self.table.phase != Phase.FREE) & (self.table.phase != ENDED))
-            live = np.setdiff1d(live, self.quotas.rows)
-            if len(live):
-                rows = Rows(self.table, live[np.argsort(self.table.seq[live])], now)
-                self.strategies.policy.arrived(rows, now)
-                turns = self.strategies.policy.takes_turns(rows)
-                self.accounting.regroup(rows.index, np.zeros(len(rows), np.bool_) if turns is None else turns, now)
-        self._release(self.quotas.release(), now)
+            self._intake.introduce(now)
+        self._intake.follow(now)
         if not self.strategies.formation.lingers:
-            self._dismiss_lingering()
-
-    def _check_fits(self, prompt_len: int, limit: int) -> None:
-        if prompt_len == 0:
-            raise RequestError("the prompt is empty: send at least one token", param="prompt")
-        if prompt_len >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens, but at most {self.max_model_len - 1} leave room for an answer "
-                f"(max_model_len is {self.max_model_len})",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        capacity = self.pool.num_blocks * self.pool.block_size
-        if limit - 1 > capacity:
-            raise RequestError(
-                f"the request may grow to {limit} tokens, but the KV pool holds only {capacity}: "
-                "shorten it, lower max_tokens or raise --kv-cache-memory",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
+            self._exits.dismiss_lingering()
 
     def abort(
         self,
@@ -292,20 +186,16 @@ class Scheduler:
         row = self.table.row_of(handle)
         if row is None or self.table.phase[row] == ENDED:
             return None
-        finished = self._end(row, reason, now, stop_token=stop_token, message=message)
-        self._settle(np.array([row]), now)
-        return StepEvents(self._step_id, now, NOBODY, NO_TOKENS, finished=[finished])
+        finished = self._exits.end(row, reason, now, self._step_id + 1, stop_token=stop_token, message=message)
+        self._exits.settle(np.array([row]), now)
+        return StepEvents(self._step_id, now, NOBODY, NO_IDS, finished=[finished])
 
     def unseat(self, now: float) -> int:
         """All on board but the oldest lose their places and wait again: for when they keep each other from going on.
         Returns how many."""
         if self.log:
             self.log(("unseat", now))
-        rows = self.board.running.rows
-        rows = rows[np.argsort(self.table.seq[rows])][1:]
-        for row in rows.tolist():
-            self._preempt(row, now)
-        return len(rows)
+        return self._exits.unseat(now)
 
     # -- one step -----------------------------------------------------------------------------------------------------
 
@@ -342,12 +232,12 @@ class Scheduler:
         """The next batch by the general rules, and until when the doors are shut where there is none."""
         ready = self._lineup.ready()
         limits = StepLimits(self.config.max_batch_size, self.config.max_num_batched_tokens)
-        joining, until = self._lineup.joining(ready, limits, 0, self._more, now)
+        joining, until = self._lineup.joining(ready, limits, 0, self._intake.more, now)
         if len(self.waiting):
             ready = ready[self.table.phase[ready] == RUNNING]  # some may have had to make way
         batch = self._form(self._step_id + 1, ready, joining, limits, now)
-        if batch is None and self._stuck(ready):
-            self._dismiss_lingering()
+        if batch is None and self._exits.hold_up(ready):
+            self._exits.dismiss_lingering()
             batch = self._form(self._step_id + 1, ready[self.table.phase[ready] == RUNNING], NOBODY, limits, now)
         return batch, until
 
@@ -356,148 +246,21 @@ class Scheduler:
         whom they outrank make way."""
         if self.log:
             self.log(("add_late", now, batch.step_id))
-        config = self.config
-        rows, tokens = config.max_batch_size - len(batch.rows), config.max_num_batched_tokens - batch.total_tokens
+        joining = NOBODY
         if len(self.waiting):
-            below, above, work = self._lineup.outranked(batch, now)
-            rows = max(rows, min(above, rows + len(below)))
-            tokens = max(tokens, min(work, tokens + int(batch.num_tokens[below].sum())))
-        joining, _ = self._lineup.joining(
-            NOBODY, StepLimits(rows, tokens, batch.load), len(batch.admitted), self._more, now
-        )
+            limits, below = self._withdrawal.limits(batch, now)
+            joining, _ = self._lineup.joining(NOBODY, limits, len(batch.admitted), self._intake.more, now)
         if not len(joining):
             self._lineup.explain(now)
             return batch
-        late = self._form(batch.step_id, NOBODY, joining, StepLimits(rows, tokens, batch.load), now)
-        return batch if late is None else merge(self._withdraw(batch, below, late, now), late)
-
-    def _withdraw(self, batch: Batch, below: Longs, late: Batch, now: float) -> Batch:
-        """The batch without as many of `below` as it takes for `late` to find rows and tokens in it."""
-        rows = len(batch.rows) + len(late.rows) - self.config.max_batch_size
-        tokens = batch.total_tokens + late.total_tokens - self.config.max_num_batched_tokens
-        freed = np.cumsum(batch.num_tokens[below])
-        count = max(rows, int(np.searchsorted(freed, tokens)) + 1 if tokens > 0 else 0)
-        if len(below) and late.load.tokens > late.load.rows:
-            keep = without(batch, below).load
-            prompts = Load(*(one + other for one, other in zip(keep, late.load, strict=True)))
-            paused = Load.of(batch.starts[below], batch.num_tokens[below], batch.pad_tokens[below])
-            count = len(below) if self._lineup.apart(prompts, paused) else count
-        if count <= 0:
-            return batch
-        leave = below[:count]
-        gone, table = batch.rows[leave], self.table
-        table.computed[gone] -= batch.num_tokens[leave]
-        table.target[gone] -= batch.samples[leave]
-        table.launched[gone] -= 1
-        self.counters.num_batched_rows -= len(leave)
-        self.counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
-        self._lineup.note_waits(gone[table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
-        self._settle(gone, now)
-        return without(batch, leave)
+        late = self._form(batch.step_id, NOBODY, joining, limits, now)
+        return batch if late is None else merge(self._withdrawal.withdraw(batch, below, late, now), late)
 
     def _form(self, step_id: int, ready: Longs, joining: Longs, limits: StepLimits, now: float) -> Batch | None:
         rows, tokens = self._lineup.share(ready, joining, limits, now)
         rows, tokens, admitted, entries = self._lineup.seat(rows, tokens, now)
         self._lineup.explain(now)
-        return self._launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
-
-    def _stuck(self, ready: Longs) -> bool:
-        """Whether rows on board can get no further without what those hold that have ended and linger.
-
-        A padded group has room reserved for all of it; one that boarded under another formation has not.
-        """
-        board = self.board
-        return len(ready) > 0 and len(board.lingering) > 0 and not self.table.launched[board.running.rows].any()
-
-    def _dismiss_lingering(self) -> None:
-        """Rows that ended give back what they hold, as soon as no launched step touches it."""
-        for row in self.board.lingering.rows.tolist():
-            self.board.lingering.discard(row)
-            if not self.table.launched[row]:
-                self._vacate(row)
-
-    def _preempt(self, row: int, now: float) -> None:
-        rows = np.array([row])
-        swapped = self.host.holds(row)
-        self.counters.num_preemptions += 1
-        self.counters.num_swaps += swapped
-        self.table.preemptions[row] += 1
-        self.board.stop_running(row, LEAVING)
-        self.accounting.enter(rows, State.SWAPPED if swapped else State.PREEMPTED, now)
-        self._settle(rows, now)
-
-    # -- launching and committing -------------------------------------------------------------------------------------
-
-    def _launch(
-        self, step_id: int, rows: Longs, tokens: Ints, admitted: Longs, entries: BlockEntries, now: float
-    ) -> Batch:
-        table, counters = self.table, self.counters
-        self._note_computing(rows, table.computed[rows], now)
-        self.strategies.policy.served(Rows(table, rows, now), tokens, now)
-        if len(admitted):
-            self._note_admitted(admitted, step_id)
-            self.accounting.boarded(admitted, now)
-        counters.num_batched_rows += len(rows)
-        lingering = self.board.lingering.rows
-        if len(lingering):
-            rows = np.concatenate([rows, lingering])
-            tokens = np.concatenate([tokens, np.zeros(len(lingering), np.int32)])
-        starts = table.computed[rows]
-        target = table.target[rows]
-        computed = starts + tokens
-        samples = computed == target
-        if len(lingering):
-            samples &= tokens > 0
-        table.computed[rows] = computed
-        table.target[rows] = target + samples
-        table.launched[rows] += 1
-        batch = Batch(
-            step_id=step_id,
-            rows=rows,
-            slots=table.slot[rows].astype(np.int32),
-            starts=starts,
-            num_tokens=tokens,
-            samples=samples,
-            pad_tokens=self.strategies.formation.pad(tokens),
-            admitted=tuple(self.board.admission(int(row)) for row in admitted),
-            block_slots=entries[0],
-            block_index=entries[1],
-            block_ids=entries[2],
-            swaps=self._copies(step_id) if self.host.copying else NO_SWAPS,
-        )
-        padding = int(batch.pad_tokens.sum()) if self.strategies.formation.lingers else 0
-        counters.num_pad_tokens += padding
-        counters.num_batched_tokens += int(batch.load.tokens) - padding
-        return batch
-
-    def _note_admitted(self, rows: Longs, step_id: int) -> None:
-        table, counters = self.table, self.counters
-        counters.num_prefix_queries += int(table.target[rows].sum())
-        counters.num_prefix_hits += int(table.found[rows].sum()) * self.pool.block_size
-        counters.num_recomputed_tokens += int(np.maximum(table.lost[rows] - table.computed[rows], 0).sum())
-        table.lost[rows] = 0
-        again = rows[table.preemptions[rows] > 0]
-        table.guarded_until[again] = step_id + GUARDED_STEPS
-
-    def _copies(self, step_id: int) -> Swaps:
-        swaps, rows = self.host.copies()
-        if rows:
-            known = [(row, int(self.table.handle[row])) for row in rows]
-            self._copied_out[step_id] = self._copied_out.get(step_id, []) + known
-        self.counters.num_swapped_blocks += len(swaps)
-        return swaps
-
-    def _note_computing(self, rows: Longs, starts: Ints, now: float) -> None:
-        """Rows of the step prefill until the token at their end is there (commit says so), and decode from then on."""
-        table, accounting = self.table, self.accounting
-        elsewhere = accounting.state[rows] != DECODE
-        if not np.count_nonzero(elsewhere):
-            return  # who decodes goes on decoding
-        rows, starts = rows[elsewhere], starts[elsewhere]
-        prefills = (starts < table.length[rows] - 1) | np.isnan(table.first_token[rows])
-        prefills |= accounting.state[rows] == PREFILL
-        state = np.where(prefills, PREFILL, DECODE).astype(np.int8)
-        accounting.enter(rows, state, now)
+        return self._launch.launch(step_id, rows, tokens, admitted, entries, now) if len(rows) else None
 
     def commit(self, batch: Batch, output: StepOutput, now: float) -> StepEvents:
         """A step has been collected: its tokens are appended, rows end, blocks come back. Steps commit in order."""
@@ -506,16 +269,12 @@ class Scheduler:
         self.step_time.observe(batch.load, output.elapsed - output.copy_time)
         if batch.swaps is not NO_SWAPS:
             self.step_time.copies.observe(len(batch.swaps), output.copy_time)
-            self._copied_out.pop(batch.step_id, None)
+            self._exits.copied(batch.step_id)
         table, rows = self.table, batch.rows
         table.launched[rows] -= 1
         phase = table.phase[rows]
         live = phase != ENDED
-        ends = [
-            self._end(int(rows[i]), FinishReason.ERROR, now, message=message)
-            for i, message in output.failed.items()
-            if live[i]
-        ]
+        ends = self._collect.end_failed(rows, live, output, self._step_id + 1, now) if output.failed else []
         tokens, logprobs = output.token_ids, output.logprobs
         heirs, kept = rows, live
         if len(tokens) < len(rows):
@@ -526,148 +285,20 @@ class Scheduler:
             if logprobs is not None:
                 logprobs = [entry for entry, k in zip(logprobs, kept, strict=True) if k]
         if output.entropy:
-            self._note_entropy(rows, live, output)
-        ends += self._append(heirs, tokens, batch.step_id, now)
-        self._remember(batch)
+            self._collect.note_entropy(rows, live, output)
+        ends += self._collect.append(heirs, tokens, batch.step_id, now)
+        self._collect.remember(batch)
         handles = table.handle[heirs]
         if ends or np.count_nonzero(phase == RUNNING) < len(rows):
-            self._settle(rows, now)
+            self._exits.settle(rows, now)
         return StepEvents(batch.step_id, now, handles, tokens, logprobs, ends)
-
-    def _note_entropy(self, rows: Longs, live: Bools, output: StepOutput) -> None:
-        """How sure the first token of some rows was says how long their answers may become."""
-        known = [i for i in output.entropy if live[i]]
-        if known:
-            entropy = np.array([output.entropy[i] for i in known])
-            self.output_length.note_entropy(self.table, rows[known], entropy)
-            self.output_length.refresh(self.table, rows[known])
-
-    def _remember(self, batch: Batch) -> None:
-        """The blocks of prompts that this step has filled can be found by others; answers follow when they leave."""
-        if self.pool.prefixes is None or batch.load.tokens <= batch.load.rows:
-            return
-        ends = batch.starts + batch.num_tokens
-        for i in (batch.num_tokens > 1).nonzero()[0]:
-            self.board.remember(int(batch.rows[i]), int(ends[i]))
-
-    def _append(self, rows: Longs, tokens: Ints, step_id: int, now: float) -> list[Finished]:
-        """One new token for each of rows; returns the ends that follow from them."""
-        table, accounting = self.table, self.accounting
-        length = self.board.append(rows, tokens)
-        elsewhere = accounting.state[rows] != DECODE
-        if np.count_nonzero(elsewhere):
-            fresh = rows[elsewhere]
-            table.first_token[fresh[np.isnan(table.first_token[fresh])]] = now
-            accounting.enter(fresh[accounting.state[fresh] == PREFILL], DECODE, now, step=step_id + 1)
-        stops = table.stops(rows, tokens)
-        ended = (stops | (length >= table.limit[rows])).nonzero()[0]
-        return [
-            self._end(int(rows[i]), FinishReason.STOP, now, stop_token=int(tokens[i]), step_id=step_id)
-            if stops[i]
-            else self._end(int(rows[i]), FinishReason.LENGTH, now, step_id=step_id)
-            for i in ended
-        ]
 
     def fail(self, batch: Batch, message: str, now: float) -> StepEvents:
         """A launched step came to nothing: the requests in it end with an error, all others go on."""
         if self.log:
             self.log(("fail", now, batch.step_id, message))
-        table, rows = self.table, batch.rows
-        table.launched[rows] -= 1
-        live = rows[table.phase[rows] != ENDED]
-        # What the step should have computed is not there to be found by others.
-        table.computed[rows] = np.minimum(table.computed[rows], batch.starts)
-        back = np.setdiff1d(self._lose_copies(batch.step_id, now), rows)
-        ends = [self._end(row, FinishReason.ERROR, now, message=message) for row in [*live.tolist(), *back.tolist()]]
-        self._settle(np.concatenate([rows, back]), now)
-        return StepEvents(batch.step_id, now, NOBODY, NO_TOKENS, finished=ends)
-
-    def _lose_copies(self, step_id: int, now: float) -> Longs:
-        """What a failed step should have copied out is lost: those who wait are computed anew. Returns those who have
-        come back with it already."""
-        table, back = self.table, []
-        for row, handle in self._copied_out.pop(step_id, ()):
-            if table.row_of(handle) != row or table.phase[row] == ENDED:
-                continue
-            if self.host.holds(row) and table.phase[row] == Phase.WAITING:
-                self.host.release(row)
-                table.swapped[row] = table.cached[row] = 0
-                self.accounting.enter(np.array([row]), State.PREEMPTED, now)
-            else:
-                back.append(row)
-        return np.array(back, np.int64)
-
-    def _end(
-        self,
-        row: int,
-        reason: FinishReason,
-        now: float,
-        *,
-        stop_token: int | None = None,
-        message: str = "",
-        step_id: int | None = None,
-    ) -> Finished:
-        """Marks a row as ended; `_settle` frees it. `step_id`: the step that ended it (None: the last one)."""
-        table = self.table
-        timeline = self.accounting.end(row, now, 1 + (self._step_id if step_id is None else step_id))
-        held = row in self.quotas
-        self._release(self.quotas.leave(row), now)  # first: whose next request takes over has not been idle
-        if not held:
-            self.strategies.policy.ended(Rows(table, np.array([row]), now), now)
-        self.output_length.finished(table, row, natural=reason is FinishReason.STOP)
-        if table.phase[row] == RUNNING:
-            self.board.stop_running(row, ENDED)
-        elif table.phase[row] == Phase.WAITING:
-            self.waiting.discard(row)
-        table.phase[row] = ENDED
-        self.host.release(row)
-        self.service.ended(row)
-        self.counters.num_finished += 1
-        return Finished(
-            handle=int(table.handle[row]),
-            id=table.request(row).id,
-            reason=reason,
-            stop_token=stop_token,
-            prompt_len=int(table.prompt_len[row]),
-            output_len=int(table.length[row] - table.prompt_len[row]),
-            cached_len=int(table.hits[row]),
-            preemptions=int(table.preemptions[row]),
-            arrival=float(table.arrival[row]),
-            first_token=float(table.first_token[row]),
-            finished=now,
-            state_times=sums(timeline),
-            message=message,
-            timeline=timeline,
-        )
-
-    def _settle(self, rows: Longs, now: float) -> None:
-        """Rows that have ended or lost their place give everything back, once no launched step touches it."""
-        table, board = self.table, self.board
-        gone = table.phase[rows] >= LEAVING
-        if not np.count_nonzero(gone):
-            return
-        for row in map(int, rows[gone]):
-            if table.phase[row] == ENDED and self.strategies.formation.lingers and table.slot[row] >= 0:
-                board.lingering.add(row)
-            elif not table.launched[row]:
-                self._vacate(row)
-        if len(board.lingering) and not len(board.running):
-            lingering = board.lingering.rows
-            for row in map(int, lingering[table.launched[lingering] == 0].copy()):
-                self._vacate(row)
-            if not len(board.lingering):
-                self.strategies.formation.emptied(now)
-
-    def _vacate(self, row: int) -> None:
-        table = self.table
-        if table.slot[row] >= 0:
-            self.board.vacate(row)
-        if table.phase[row] == ENDED:
-            self.board.forget(row)
-            table.free(row)
-        else:
-            table.phase[row] = Phase.WAITING
-            self.waiting.add(row)
+        ends = self._collect.fail(batch, message, self._step_id + 1, now)
+        return StepEvents(batch.step_id, now, NOBODY, NO_IDS, finished=ends)
 
     # -- what others may ask ------------------------------------------------------------------------------------------
 
@@ -679,17 +310,12 @@ class Scheduler:
     @property
     def kv_fragmentation(self) -> float:
         """Of the tokens that the blocks of those on board have room for, the share that is empty."""
-        rows = self.running.rows
-        room = int(self.table.blocks[rows].sum()) * self.pool.block_size
-        return 1.0 - int(self.table.computed[rows].sum()) / room if room else 0.0
+        return self.board.fragmentation
 
     def tenant_counters(self) -> dict[str, float]:
         """The policy's account of those tenants that the configuration names; empty where it keeps none."""
         counters = self.strategies.policy.counters()
-        if counters is None:
-            return {}
-        codes = {name: self.table.code(name) for name in self.config.tenants}
-        return {name: float(counters[code]) if code < len(counters) else 0.0 for name, code in codes.items()}
+        return {} if counters is None else self.service.named(counters, self.config.tenants)
 
     @property
     def num_waiting(self) -> int:
