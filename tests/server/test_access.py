@@ -143,6 +143,33 @@ def test_in_flight_is_a_wait(guarded: Server) -> None:
     assert after > before
 
 
+def test_a_tenant_reads_its_own_timelines_and_an_admin_all(guarded: Server) -> None:
+    id = complete(guarded, "sk-narrow", request_id="of narrow alone").id
+    statuses = {}
+    for key in ("sk-narrow", "sk-alpha", "sk-admin"):
+        with http(guarded, key) as holder:
+            statuses[key] = holder.get(f"/v1/requests/{id}/timeline").status_code
+    assert statuses == {"sk-narrow": 200, "sk-alpha": 404, "sk-admin": 200}
+
+
+def test_what_one_tenant_calls_its_requests_is_nothing_to_the_others(guarded: Server) -> None:
+    """All use the same id at the same time, and each sees its own answer under it."""
+    lengths = {"sk-narrow": 60, "sk-alpha": 70, "sk-admin": 80}
+
+    def ask(key: str) -> httpx.Response:
+        with http(guarded, key) as holder:
+            return holder.post("/v1/completions", json=BODY | {"max_tokens": lengths[key], "request_id": "same"})
+
+    with ThreadPoolExecutor(3) as users:
+        answers = dict(zip(lengths, users.map(ask, lengths), strict=True))
+    for key, answer in answers.items():
+        assert answer.status_code == 200, answer.text
+        with http(guarded, key) as holder:
+            timeline = holder.get(f"/v1/requests/{answer.json()['id']}/timeline").json()
+        if key != "sk-admin":  # an admin sees the latest of any tenant
+            assert timeline["choices"][0]["completion_tokens"] == lengths[key]
+
+
 def test_only_an_admin_key_controls_and_from_anywhere(guarded: Server) -> None:
     with http(guarded, "sk-alpha") as alpha, http(guarded, "sk-admin") as admin:
         for path in (SCHEDULER, "/metrics", "/load"):
