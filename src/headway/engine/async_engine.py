@@ -151,6 +151,21 @@ class Engine:
             self._client.send(Add(request))
         return stream
 
+    def check_share(self, tenant: str, n: int) -> None:
+        """For tenants who do not know of each other: each may have no more than half of the places, or than it leaves
+        free, so that whoever comes next finds one (dynamic thresholds, Choudhury and Hahne 1998).
+
+        Raises:
+            QueueFull: `n` more of this tenant would be more.
+        """
+        own, places = self._router.num_live_of(tenant), self.capacity.max_num_seqs + self.config.max_waiting
+        if own + n > places - self._router.num_live:
+            raise QueueFull(
+                f"{own} requests of tenant {tenant!r} are under way, which is its share of the {places} places: try "
+                "again later",
+                self._retry_after(n),
+            )
+
     def _check_queue(self, n: int) -> None:
         live, seats, limit = self._router.num_live, self.capacity.max_num_seqs, self.config.max_waiting
         if live + n > seats + limit:

@@ -129,6 +129,8 @@ class Service:
         if quota is not None:
             quota.pay(prompt_tokens)
         try:
+            if self.settings.keys is not None and len(self.settings.keys.tenants) > 1:
+                engine.check_share(terms.tenant, len(prompts) * params.n)
             for i, prompt in enumerate(prompts):
                 stream = engine.generate(
                     prompt.token_ids,
