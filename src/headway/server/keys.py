@@ -21,7 +21,7 @@ HASHED = "sha256:"
 _KEY = re.compile(r"[\x21-\x7e]+")
 _FIELD = re.compile(r" - at `\$\.(?P<field>\w+)[^`]*`$")
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
