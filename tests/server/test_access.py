@@ -180,7 +180,7 @@ def test_a_tenant_that_fills_the_queue_leaves_places_for_the_others(
     path = tmp_path / "keys.yaml"
     path.write_text(KEYS + "sk-wide: {tenant: wide}\n", encoding="utf-8")
     settings = f"ping_seconds=0.5, keys=__import__('headway.server.keys').server.keys.Keyring.read({str(path)!r})"
-    flood = BODY | {"max_tokens": 2000, "n": 32, "stream": True}
+    flood = BODY | {"max_tokens": 1000, "n": 32, "stream": True}
     with (
         running(tiny_model_dir, step=0.02, settings=settings, max_waiting=72) as server,  # 200 places
         ThreadPoolExecutor(8) as users,
