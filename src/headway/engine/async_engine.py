@@ -19,7 +19,7 @@ from headway.engine.messages import Abort, Add, Alarm, EngineStats, Ready, Refus
 from headway.engine.resolve import resolve_model
 from headway.engine.router import NO_SLO, Router, StepTimes, Tags
 from headway.engine.startup import BUILD_LOOP, Model, Report, as_config, model_name, silent
-from headway.engine.stream import Choice, EngineDead, Stream
+from headway.engine.stream import Choice, EngineClosed, EngineDead, Stream
 from headway.engine.text import Tokenizer
 from headway.engine.validation import QueueFull
 
@@ -230,7 +230,7 @@ class Engine:
     async def close(self) -> None:
         """Ends every request and the engine process. Open streams raise EngineDead. May be called twice."""
         if self.error is None:
-            self._lose(EngineDead("the engine was closed"))
+            self._lose(EngineClosed("the engine was closed"))
         await self._client.close()
 
     async def __aenter__(self) -> Self:

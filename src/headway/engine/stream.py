@@ -20,6 +20,10 @@ class EngineDead(RuntimeError):
     """The engine process has ended; no stream of it can go on."""
 
 
+class EngineClosed(EngineDead):
+    """It was ended by its owner."""
+
+
 class GenerationError(RuntimeError):
     """The engine could not go on with this request; others are served."""
 
