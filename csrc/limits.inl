@@ -3,8 +3,10 @@ template <class D> double products_of(long turns) {
   constexpr int SUMS = MAX_UNITS == 2 ? 20 : 8;  // enough to hide the latency of each
   alignas(64) uint32_t words[16] = {};
   typename D::Acc acc[1][SUMS];
+  alignas(64) typename D::Store start[SUMS * 16] = {};
+  asm volatile("" : "+m"(start));  // equal sums would be computed once
 #pragma GCC unroll 20
-  for (int u = 0; u < SUMS; ++u) acc[0][u] = acc_zero<typename D::Acc>();
+  for (int u = 0; u < SUMS; ++u) acc[0][u] = acc_load(start + 16 * u);
   W w = w_load(words), x = w;
   for (long i = 0; i < turns; ++i) {
     asm volatile("" : "+m"(words));

@@ -16,7 +16,7 @@ from headway.cli.main import COMMANDS, main
 
 
 def run(*arguments: str, **how) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headway.cli.main", *arguments]
+    command = [sys.executable, "-m", "headway", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)
 
 

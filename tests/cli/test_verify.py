@@ -38,6 +38,13 @@ def test_a_difference_is_found_and_told():
     assert check.first == "request 1, token 1: 8 instead of 6, where the best two logits are 2.5e-01 apart"
 
 
+def test_more_in_flight_than_a_step_has_tokens_by_default(tiny_model_dir: Path):
+    traffic = Traffic.draw(4, 2, 600, 40_000, seed=0)
+    config = EngineConfig(model=str(tiny_model_dir), dtype="float32", block_size=16, threads=1)
+    checks = asyncio.run(verify.verify(config, traffic)).checks
+    assert all(not check.mismatches for check in checks)
+
+
 def test_a_way_that_was_never_gone_proves_nothing(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch):
     """A pool that is not small after all: nobody is preempted, and the check says so instead of passing."""
     monkeypatch.setattr(verify, "SMALL_POOLS", (3.0,))

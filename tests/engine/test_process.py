@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import os
 import signal
@@ -200,6 +201,23 @@ async def test_a_full_queue_refuses_with_a_hint(tiny_model_dir: Path, monkeypatc
         assert (await ask(engine, max_tokens=1).collect())[0].finish_reason == "length"
         for stream in streams:
             stream.abort()
+
+
+async def test_what_cannot_be_sent_is_its_senders_fault_and_keeps_nobody_waiting(engine: Engine) -> None:
+    waiting = ask(engine)
+    with pytest.raises(OverflowError):
+        engine.generate(PROMPT, SamplingParams(max_tokens=5), priority=10**30)
+    assert (await waiting.collect())[0].token_ids == echo(PROMPT, 50)
+    assert (await ask(engine).collect())[0].token_ids == echo(PROMPT, 50)
+
+
+async def test_a_wait_of_ages_can_be_cut_short(tiny_model_dir: Path) -> None:
+    async with await start(tiny_model_dir, batching="static", static_timeout=1e300) as engine:
+        stream = ask(engine)
+        assert (await engine.ping()).num_waiting == 1
+        await asyncio.sleep(0.05)  # it sleeps
+        await engine.follow(dataclasses.replace(engine.scheduler_config, batching="inflight"))
+        assert (await stream.collect())[0].token_ids == echo(PROMPT, 50)
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -141,6 +143,70 @@ def test_in_flight_is_a_wait(guarded: Server) -> None:
         guarded, 'headway:request_wait_seconds_total{engine="0",model_name="test-model",reason="wait_quota"}'
     )
     assert after > before
+
+
+def test_a_tenant_reads_its_own_timelines_and_an_admin_all(guarded: Server) -> None:
+    id = complete(guarded, "sk-narrow", request_id="of narrow alone").id
+    statuses = {}
+    for key in ("sk-narrow", "sk-alpha", "sk-admin"):
+        with http(guarded, key) as holder:
+            statuses[key] = holder.get(f"/v1/requests/{id}/timeline").status_code
+    assert statuses == {"sk-narrow": 200, "sk-alpha": 404, "sk-admin": 200}
+
+
+def test_what_one_tenant_calls_its_requests_is_nothing_to_the_others(guarded: Server) -> None:
+    """All use the same id at the same time, and each sees its own answer under it."""
+    lengths = {"sk-narrow": 60, "sk-alpha": 70, "sk-admin": 80}
+
+    def ask(key: str) -> httpx.Response:
+        with http(guarded, key) as holder:
+            return holder.post("/v1/completions", json=BODY | {"max_tokens": lengths[key], "request_id": "same"})
+
+    with ThreadPoolExecutor(3) as users:
+        answers = dict(zip(lengths, users.map(ask, lengths), strict=True))
+    for key, answer in answers.items():
+        assert answer.status_code == 200, answer.text
+        with http(guarded, key) as holder:
+            timeline = holder.get(f"/v1/requests/{answer.json()['id']}/timeline").json()
+        if key != "sk-admin":  # an admin sees the latest of any tenant
+            assert timeline["choices"][0]["completion_tokens"] == lengths[key]
+
+
+@pytest.mark.parametrize("key", ["sk-narrow", "sk-wide"])
+def test_a_tenant_that_fills_the_queue_leaves_places_for_the_others(
+    tiny_model_dir: Path, tmp_path: Path, key: str
+) -> None:
+    """Whether its requests are held by its limit or not."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(KEYS + "sk-wide: {tenant: wide}\n", encoding="utf-8")
+    settings = f"ping_seconds=0.5, keys=__import__('headway.server.keys').server.keys.Keyring.read({str(path)!r})"
+    flood = BODY | {"max_tokens": 1000, "n": 32, "stream": True}
+    with (
+        running(tiny_model_dir, step=0.02, settings=settings, max_waiting=72) as server,  # 200 places
+        ThreadPoolExecutor(8) as users,
+        httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=60) as greedy,
+    ):
+        gone = threading.Event()
+
+        def ask(_: int) -> int:
+            with greedy.stream("POST", "/v1/completions", json=flood) as answer:
+                while answer.status_code == 200 and not gone.wait(0.02):
+                    pass
+                return answer.status_code
+
+        asked = [users.submit(ask, i) for i in range(8)]
+        try:
+            with http(server, "sk-admin") as admin:
+                until = time.monotonic() + 30
+                while admin.get("/load").json()["server_load"] < 96 or sum(one.done() for one in asked) < 5:
+                    assert time.monotonic() < until
+                    time.sleep(0.05)
+                assert admin.get("/load").json()["server_load"] == 96
+            with http(server, "sk-alpha") as alpha:
+                assert alpha.post("/v1/completions", json=BODY | {"n": 20}).status_code == 200
+        finally:
+            gone.set()
+        assert sorted(one.result() for one in asked) == [200] * 3 + [429] * 5
 
 
 def test_only_an_admin_key_controls_and_from_anywhere(guarded: Server) -> None:

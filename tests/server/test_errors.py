@@ -55,6 +55,7 @@ def other_streams(server: Server) -> Iterator[None]:
         ("top_p", 0),
         ("top_p", 1.1),
         ("top_k", -2),
+        ("top_k", 10**30),
         ("min_p", 2),
         ("n", 0),
         ("n", 1000),

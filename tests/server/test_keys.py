@@ -78,6 +78,19 @@ sk-alpha-2: {{tenant: alpha, weight: 2.5}}
         ("sk a: {tenant: a}", 1, "printable"),
         ("sha256:abc: {tenant: a}", 1, "64 hexadecimal"),
         ("sk-a:\n  tenant: 5", 2, "tenant"),
+        ('sk-a:\n  tenant: "a\\nb"', 2, "tenant"),
+        ("sk-a:\n  tenant: ' '", 2, "tenant"),
+        ("sk-a:\n  tenant: a\n  [weight]: 2", 3, "name"),
+        ("sk-a:\n  tenant: a\n  ? {b: c}\n  : 2", 3, "name"),
+        ("sk-a: {tenant: 2026-99-99}", 1, "month"),
+        ("sk-a: {tenant: !!int abc}", 1, "cannot be read"),
+        ("sk-a: {<<: {tenant: a, weight: -1}}", 1, "weight"),
+        ("sk-a: {<<: {tenant: a, priority: [5, 0]}}", 1, "priority"),
+        ("sk-a: {tenant: a, weight: 2}\nsk-b: {<<: {tenant: a, weight: 3}}", 2, "contradicts 2.0 in line 1"),
+        ("sk-a: " + "[" * 5000 + "]" * 5000, 1, "deep"),
+        # What the engine's tables cannot hold must not come to it.
+        ("sk-a:\n  tenant: a\n  in_flight: 100000000000000000000", 3, "in_flight"),
+        ("sk-a:\n  tenant: a\n  priority: [3000000000, 4000000000]", 3, "priority"),
     ],
 )
 def test_what_is_wrong(tmp_path: Path, text: str, line: int, named: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -154,6 +156,20 @@ def test_grace_ends_and_what_is_left_is_told_so(tiny_model_dir: Path) -> None:
         server.signal(signal.SIGTERM)
         rest = [line for line in lines if line]
     assert rest[-1].startswith('data: {"error":')
+    error = json.loads(rest[-1].removeprefix("data: "))["error"]
+    assert error["code"] == "aborted"
+    assert "the server is stopping" in error["message"]
+    assert server.stop() == (0, "")
+
+
+def test_what_is_left_without_a_stream_may_be_tried_again(tiny_model_dir: Path) -> None:
+    server = Server(tiny_model_dir, step=0.02, settings="grace_seconds=0.3").wait_ready()
+    with ThreadPoolExecutor(1) as user:
+        asked = user.submit(httpx.post, f"{server.url}{COMPLETIONS}", json=LONG | {"stream": False}, timeout=30)
+        server.wait_for(lambda load: load["server_load"] == 1)
+        server.signal(signal.SIGTERM)
+        check(asked.result(), 503, None, "aborted")
+        assert asked.result().headers["retry-after"] == "5"
     assert server.stop() == (0, "")
 
 

@@ -10,7 +10,7 @@ import pytest
 from headway.cli.main import main
 from headway.cli.values import class_slo
 from headway.core.batch import Finished
-from headway.core.request import FinishReason, Slo
+from headway.core.request import FinishReason, SamplingParams, Slo
 from headway.server.promises import MOST_TENANTS, OTHERS, QUARTILES, Promises, Quartiles
 from tests.server.conftest import Server, running
 from tests.server.test_metrics import scrape
@@ -90,8 +90,9 @@ def test_quartiles_of_prompts_are_learnt():
 
 
 class FakeStream:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, n: int = 1) -> None:
         self.request_id, self.prompt_token_ids, self.done = name, IDS, True
+        self.params = SamplingParams(n=n)
 
 
 def end(first: float, finished: float, tokens: int = 5, reason: FinishReason = FinishReason.LENGTH) -> Finished:
@@ -116,6 +117,20 @@ def test_a_promise_is_kept_if_all_of_it_is(slo, ended, kept):
     promises.settle(ended, stream)
     assert promises.by_class == {("batch", kept): 1}
     assert promises.by_tenant == {("ann", kept): 1}
+
+
+def test_every_choice_counts_once_and_for_its_own_request():
+    """The reader's part is over (`done`) before the engine has told of every choice, and the id may be used again."""
+    promises, first, second = Promises(), FakeStream("same", n=3), FakeStream("same")
+    promises.make(first, "batch", "ann", Slo(ttft=1.0))
+    promises.settle(end(0.5, 2.0), first)
+    promises.make(second, "realtime", "ann", Slo(ttft=9.0))
+    promises.settle(end(3.0, 4.0), second)
+    promises.settle(end(0.5, 2.0), first)
+    promises.settle(end(3.0, 4.0), first)
+    assert promises.by_class == {("batch", True): 2, ("realtime", True): 1, ("batch", False): 1}
+    assert not promises._made
+    assert not promises._open
 
 
 def test_tenants_in_metrics_are_bounded():

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.request import Unattainable
+from headway.engine.stream import GenerationError
 from headway.server.errors import OverQuota
 from headway.server.keys import Rates
 from headway.server.quota import Bucket, Quota
@@ -22,9 +24,12 @@ class Clock:
         return self.now
 
 
-def stream(name: str, choices: int = 1) -> Any:
+def stream(choices: int = 1, prompt: int = 4) -> Any:
     return SimpleNamespace(
-        request_id=name, choices=[SimpleNamespace(token_ids=[]) for _ in range(choices)], done=False, error=None
+        prompt_token_ids=[5] * prompt,
+        choices=[SimpleNamespace(token_ids=[]) for _ in range(choices)],
+        done=False,
+        error=None,
     )
 
 
@@ -53,7 +58,7 @@ def test_tokens_count_as_they_are_generated() -> None:
     clock = Clock()
     quota = Quota("alpha", Rates(tokens=600), clock)
     quota.pay(100)
-    one = stream("r1", choices=2)
+    one = stream(choices=2)
     quota.follow([one])
     one.choices[0].token_ids += range(300)
     one.choices[1].token_ids += range(150)
@@ -67,7 +72,7 @@ def test_tokens_count_as_they_are_generated() -> None:
         quota.pay(50)
     clock.now += 10
     quota.pay(50)
-    assert not quota._streams
+    assert not quota._followed
 
 
 def test_what_the_engine_refuses_is_given_back() -> None:
@@ -75,6 +80,33 @@ def test_what_the_engine_refuses_is_given_back() -> None:
     for _ in range(5):
         quota.pay(600)
         quota.give_back(600)
+
+
+def test_what_the_engine_refuses_later_is_given_back_too() -> None:
+    """It refuses a stream where its promise cannot be kept; the client gets 429 for the whole request."""
+    quota = Quota("alpha", Rates(tokens=600), Clock())
+    for _ in range(5):
+        first, second = stream(prompt=200), stream(prompt=300)
+        quota.pay(500)
+        quota.follow([first, second])
+        first.choices[0].token_ids += range(3)
+        quota.headers()
+        second.error, second.done = Unattainable("too late", 1.0), True
+        first.done = True
+        assert quota.headers()["x-ratelimit-remaining-tokens"] == "600"
+        assert not quota._followed
+
+
+def test_an_answer_that_fails_or_is_left_is_paid_for_as_far_as_it_came() -> None:
+    quota = Quota("alpha", Rates(tokens=600), Clock())
+    for error in (None, GenerationError("the step failed")):
+        one = stream(prompt=100)
+        quota.pay(100)
+        quota.follow([one])
+        one.choices[0].token_ids += range(50)
+        one.done, one.error = True, error
+    assert quota.headers()["x-ratelimit-remaining-tokens"] == "300"
+    assert not quota._followed
 
 
 def test_a_prompt_of_more_than_a_minute_goes_when_the_bucket_is_full() -> None:

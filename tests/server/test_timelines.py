@@ -107,11 +107,11 @@ def test_only_the_latest_are_remembered(server: Server, monkeypatch: pytest.Monk
     book = timelines.Timelines()
     for i in range(5):
         book.close(book.open(f"a{i}", 0.0, []), 1.0)
-    assert list(book._visits) == ["a2", "a3", "a4"]
+    assert list(book._visits) == [("", "a2"), ("", "a3"), ("", "a4")]
     again = book.open("a2", 2.0, [])
     for i in range(5, 8):
         book.close(book.open(f"a{i}", 0.0, []), 1.0)
-    assert book._visits["a2"] is again, "the id was taken again"
+    assert book._visits["", "a2"] is again, "the id was taken again"
 
 
 async def ask(client: httpx.AsyncClient, draw: random.Random) -> tuple[str, float, float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from headway.core.tenants import Tenant
 
@@ -67,6 +67,10 @@ class SchedulerConfig:
     depth: int = 2
 
     def __post_init__(self) -> None:
+        for setting in fields(self):
+            name, value = setting.name, getattr(self, setting.name)
+            if isinstance(value, int) and value >= 2**31:
+                raise ValueError(f"{name} must be below 2**31, got {value}")
         for name in ("max_batch_size", "max_num_batched_tokens", "max_num_partial_prefills"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

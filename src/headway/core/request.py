@@ -91,7 +91,7 @@ class SamplingParams:
         _integer("n", self.n, 1, 128)
         _integer("max_tokens", self.max_tokens, 1)
         _integer("min_tokens", self.min_tokens, 0)
-        _integer("top_k", self.top_k, -1)
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
         _integer("logprobs", self.logprobs, 0, 20)
         _integer("seed", self.seed, -(2**63), 2**64 - 1)
         _number("temperature", self.temperature, 0.0, 100.0)

@@ -29,6 +29,9 @@ class Phase(IntEnum):
 # Members as plain numbers: in the hot paths an attribute of an enum costs more than the comparison it is for.
 RUNNING, LEAVING, ENDED = int(Phase.RUNNING), int(Phase.LEAVING), int(Phase.ENDED)
 
+FEW = 4
+"""Stop tokens of a request that have columns of their own."""
+
 
 class RequestTable:
     """The hot facts of every live request as numpy columns of equal length, grown by doubling.
@@ -46,7 +49,8 @@ class RequestTable:
     tokens whose KV it had when it was preempted; guarded_until, the step until which it should not leave again;
     backfilled, 1 when let past another that did not fit; predicted, output length to expect; length_group, whose
     output lengths are like its own (-1: its length is known); relegated, 1 when it was predicted on arrival that its
-    promise cannot be kept. stop_ids: as many columns as a row has stop tokens, padded with -1.
+    promise cannot be kept. stop_ids: as many columns as a row has stop tokens, padded with -1,
+    but FEW at most: rows that have more are looked up one by one, so that they slow nobody else's steps down.
     """
 
     # `choice`, the seed and whatever else only the executor reads stay in the Request.
@@ -111,6 +115,7 @@ class RequestTable:
         for name, dtype in self._COLUMNS.items():
             setattr(self, name, np.zeros(capacity, dtype))
         self.stop_ids = [np.full(capacity, -1, np.int32)]
+        self._many_stops: dict[int, frozenset[int]] = {}
         self.requests: list[Request | None] = [None] * capacity
         self._free = list(range(capacity - 1, -1, -1))
         self._row_of: dict[int, int] = {}
@@ -177,11 +182,15 @@ class RequestTable:
         result: Bools = self.stop_ids[0][rows] == tokens
         for column in self.stop_ids[1:]:
             result |= column[rows] == tokens
+        if self._many_stops:
+            for i, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+                result[i] |= token in self._many_stops.get(row, ())
         return result
 
     def free(self, row: int) -> None:
         del self._row_of[int(self.handle[row])]
         self.requests[row] = None
+        self._many_stops.pop(row, None)
         self.phase[row] = Phase.FREE
         self._free.append(row)
 
@@ -191,6 +200,9 @@ class RequestTable:
         return request
 
     def _set_stops(self, row: int, stops: tuple[int, ...]) -> None:
+        if len(stops) > FEW:
+            self._many_stops[row] = frozenset(stops)
+            stops = ()
         while len(stops) > len(self.stop_ids):
             self.stop_ids.append(np.full(self.capacity, -1, np.int32))
         for i, column in enumerate(self.stop_ids):

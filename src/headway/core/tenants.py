@@ -24,8 +24,8 @@ class Tenant:
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
             raise ValueError(f"a tenant's weight must be positive and finite, got {self.weight}")
-        if self.max_in_flight is not None and self.max_in_flight < 1:
-            raise ValueError(f"a tenant's max_in_flight must be at least 1, got {self.max_in_flight}")
+        if self.max_in_flight is not None and not 1 <= self.max_in_flight < 2**31:
+            raise ValueError(f"a tenant's max_in_flight must be from 1 to 2**31 - 1, got {self.max_in_flight}")
 
 
 class Quotas:

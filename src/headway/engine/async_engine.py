@@ -19,7 +19,7 @@ from headway.engine.messages import Abort, Add, Alarm, EngineStats, Ready, Refus
 from headway.engine.resolve import resolve_model
 from headway.engine.router import NO_SLO, Router, StepTimes, Tags
 from headway.engine.startup import BUILD_LOOP, Model, Report, as_config, model_name, silent
-from headway.engine.stream import Choice, EngineDead, Stream
+from headway.engine.stream import Choice, EngineClosed, EngineDead, Stream
 from headway.engine.text import Tokenizer
 from headway.engine.validation import QueueFull
 
@@ -151,6 +151,21 @@ class Engine:
             self._client.send(Add(request))
         return stream
 
+    def check_share(self, tenant: str, n: int) -> None:
+        """For tenants who do not know of each other: each may have no more than half of the places, or than it leaves
+        free, so that whoever comes next finds one (dynamic thresholds, Choudhury and Hahne 1998).
+
+        Raises:
+            QueueFull: `n` more of this tenant would be more.
+        """
+        own, places = self._router.num_live_of(tenant), self.capacity.max_num_seqs + self.config.max_waiting
+        if own + n > places - self._router.num_live:
+            raise QueueFull(
+                f"{own} requests of tenant {tenant!r} are under way, which is its share of the {places} places: try "
+                "again later",
+                self._retry_after(n),
+            )
+
     def _check_queue(self, n: int) -> None:
         live, seats, limit = self._router.num_live, self.capacity.max_num_seqs, self.config.max_waiting
         if live + n > seats + limit:
@@ -215,7 +230,7 @@ class Engine:
     async def close(self) -> None:
         """Ends every request and the engine process. Open streams raise EngineDead. May be called twice."""
         if self.error is None:
-            self._lose(EngineDead("the engine was closed"))
+            self._lose(EngineClosed("the engine was closed"))
         await self._client.close()
 
     async def __aenter__(self) -> Self:

@@ -65,7 +65,7 @@ class EngineClient:
         self._report = report
         self._on_event: Callable[[Step | Refused | Alarm], None] = _nobody
         self._on_dead: Callable[[EngineDead], None] = _nobody
-        self._outbox: list[Command] = []
+        self._outbox: list[msgspec.Raw] = []
         self._ready: asyncio.Future[Ready] = self._loop.create_future()
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -121,10 +121,15 @@ class EngineClient:
         return None if self._process is None else self._process.pid
 
     def send(self, command: Command) -> None:
-        """Queues a command; all that gather in one turn of the event loop leave as one message."""
+        """Queues a command; all that gather in one turn of the event loop leave as one message.
+
+        Raises:
+            OverflowError: an integer in it has more than 64 bits. The others leave without it.
+        """
+        written = msgspec.Raw(encoder.encode(command))
         if not self._outbox:
             self._loop.call_soon(self._flush)
-        self._outbox.append(command)
+        self._outbox.append(written)
 
     def _flush(self) -> None:
         if self._open and self._outbox:

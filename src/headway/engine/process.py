@@ -59,6 +59,8 @@ STATS_EVERY = 0.1
 """Seconds between two snapshots that go with a step."""
 POLL_RESOLUTION = 0.001
 """Seconds: less than that no socket can be waited for."""
+LONGEST_POLL = 1e6
+"""Seconds: no socket can be waited for much longer in C's integers, except without an end."""
 STOP_WITHIN = 5.0
 """Seconds that an orphaned engine gets to end its step."""
 LINGER = 1.0
@@ -205,7 +207,7 @@ class EngineServer:
         if 0 < seconds < POLL_RESOLUTION:
             time.sleep(seconds)
         else:
-            self._poller.poll(None if seconds == math.inf else max(0, int(seconds * 1000)))
+            self._poller.poll(None if seconds > LONGEST_POLL else max(0, int(seconds * 1000)))
 
     def _watch(self) -> bool:
         """Whether the watchdog has done something, so that there may be work again."""

@@ -6,6 +6,7 @@ import itertools
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -72,6 +73,7 @@ class Router:
         self.on_refused: list[Callable[[Stream], None]] = []
         self._eos = frozenset(tokenizer.eos_token_ids)
         self._choices: dict[int, Choice] = {}
+        self._live_of: Counter[str] = Counter()
         self._handles = itertools.count(1)
         self._abort = abort
 
@@ -79,6 +81,10 @@ class Router:
     def num_live(self) -> int:
         """Choices that the engine still holds."""
         return len(self._choices)
+
+    def num_live_of(self, tenant: str) -> int:
+        """Those of one tenant."""
+        return self._live_of[tenant]
 
     def prepare(
         self,
@@ -136,7 +142,19 @@ class Router:
                 )
             )
         self.streams[stream.request_id] = stream
+        stream.tenant = tags.tenant
+        self._live_of[tags.tenant] += params.n
         return requests
+
+    def _let_go(self, handle: int) -> Choice | None:
+        """The engine holds this one no more. None: it is not known (any more)."""
+        choice = self._choices.pop(handle, None)
+        if choice is not None:
+            tenant = choice.stream.tenant
+            self._live_of[tenant] -= 1
+            if not self._live_of[tenant]:
+                del self._live_of[tenant]
+        return choice
 
     def _new_choice(self, stream: Stream, index: int) -> Choice:
         params = stream.params
@@ -189,7 +207,7 @@ class Router:
                 _guarded(hook, times)
 
     def _finish(self, end: Finished, woken: list[Stream]) -> None:
-        choice = self._choices.pop(end.handle, None)
+        choice = self._let_go(end.handle)
         if choice is None:
             return
         choice.cached_tokens = end.cached_len
@@ -213,7 +231,7 @@ class Router:
 
     def refuse(self, handle: int, error: RequestError) -> None:
         """The engine will not serve this one."""
-        choice = self._choices.pop(handle, None)
+        choice = self._let_go(handle)
         if choice is not None:
             if choice.stream.error is None:
                 for hook in self.on_refused:
@@ -245,6 +263,7 @@ class Router:
         streams = list(self.streams.values())
         self.streams.clear()
         self._choices.clear()
+        self._live_of.clear()
         for stream in streams:
             stream.error = error
             stream.notify()

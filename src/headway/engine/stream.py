@@ -20,6 +20,10 @@ class EngineDead(RuntimeError):
     """The engine process has ended; no stream of it can go on."""
 
 
+class EngineClosed(EngineDead):
+    """It was ended by its owner."""
+
+
 class GenerationError(RuntimeError):
     """The engine could not go on with this request; others are served."""
 
@@ -168,7 +172,7 @@ class Stream:
     Nothing is lost by reading slowly: what has not been taken merges.
 
     request_id: given or made. prompt: the text, None where token ids were given. seed: the one in effect, drawn where
-    the request had none. arrival: seconds on the monotonic clock.
+    the request had none. arrival: seconds on the monotonic clock. tenant: whose it is ("": nobody's in particular).
     """
 
     def __init__(
@@ -185,6 +189,7 @@ class Stream:
         self.prompt_token_ids = prompt_token_ids
         self.params = params
         self.arrival = arrival
+        self.tenant = ""
         self.choices: list[Choice] = []
         self.error: Exception | None = None
         self.on_ready: Callable[[], None] | None = None

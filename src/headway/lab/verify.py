@@ -90,7 +90,10 @@ async def verify(config: EngineConfig, traffic: Traffic, progress: Callable[[str
         ModelError: the model cannot be found, read or served.
     """
     report = Report()
-    limits = SchedulerConfig(max_batch_size=traffic.in_flight, max_num_seqs=traffic.in_flight)
+    budget = max(SchedulerConfig().max_num_batched_tokens, traffic.in_flight)
+    limits = SchedulerConfig(
+        max_batch_size=traffic.in_flight, max_num_seqs=traffic.in_flight, max_num_batched_tokens=budget
+    )
     config = replace(config, scheduler=limits, max_model_len=traffic.longest)
     async with await Engine.start(config, report=report.backend.append) as engine:
         progress("one at a time")

@@ -67,6 +67,11 @@ def holder_of(request: Request) -> Holder | None:
     return getattr(request.state, "holder", None)
 
 
+def tenant_of(holder: Holder | None) -> str:
+    """Within which a client's ids are its own: its key's tenant; "" where the server has no keys."""
+    return "" if holder is None else holder.tenant
+
+
 def within(holder: Holder | None, terms: Terms, body: Generate) -> Terms:
     """The terms that a request gets: its holder's tenant, and no more than the holder may ask.
 

@@ -8,7 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from headway.core.request import RequestError, Unattainable
-from headway.engine.stream import EngineDead, GenerationError
+from headway.engine.stream import EngineClosed, EngineDead, GenerationError
 from headway.engine.validation import QueueFull
 
 _TYPES = {
@@ -82,6 +82,8 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(429, error.message, code=error.code, retry_after=math.ceil(error.retry_after))
         case RequestError():
             return ApiError(400, error.message, param=error.param, code=error.code)
+        case EngineClosed():
+            return aborted()
         case EngineDead():
             return ApiError(503, f"The engine has ended: {error}", code="engine_dead")
         case _:

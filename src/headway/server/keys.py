@@ -21,7 +21,8 @@ HASHED = "sha256:"
 _KEY = re.compile(r"[\x21-\x7e]+")
 _FIELD = re.compile(r" - at `\$\.(?P<field>\w+)[^`]*`$")
 
-Count = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
@@ -38,7 +39,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
     in_flight: Count | None = None
-    priority: tuple[int, int] | None = None
+    priority: tuple[Priority, Priority] | None = None
     request_classes: Annotated[list[Literal["realtime", "batch"]], msgspec.Meta(min_length=1)] | None = None
     min_ttft_slo_ms: Positive | None = None
     min_tpot_slo_ms: Positive | None = None
@@ -123,6 +124,8 @@ class _Reader:
             raise self._wrong(mark.line + 1 if mark else 1, f"not valid YAML: {error.problem}") from None
         except yaml.YAMLError as error:
             raise self._wrong(1, f"not valid YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise self._wrong(1, "it is nested too deeply") from None
         if not isinstance(root, yaml.MappingNode) or not root.value:
             raise self._wrong(1, "wanted a mapping of keys to what their holders may do, such as `sk-...: {tenant: a}`")
         for key, node in root.value:
@@ -147,6 +150,8 @@ class _Reader:
         lines: dict[str, int] = {}
         for name, _ in node.value:
             at = name.start_mark.line + 1
+            if not isinstance(name, yaml.ScalarNode):
+                raise self._wrong(at, "a field's name must be a word")
             if name.value in lines:
                 raise self._wrong(at, f"{name.value} stands here for the second time")
             lines[name.value] = at
@@ -156,7 +161,9 @@ class _Reader:
             raise self._wrong(line, f"not valid YAML: {error.problem}") from None
         except msgspec.ValidationError as error:
             raise self._fault(str(error), line, lines) from None
-        self._check(entry, lines)
+        except (ValueError, TypeError, RecursionError) as error:  # such as a date of the 99th
+            raise self._wrong(line, f"a value cannot be read: {error}") from None
+        self._check(entry, line, lines)
         self._holders[digest] = _holder(entry)
 
     def _digest(self, key: yaml.Node, line: int) -> bytes:
@@ -182,20 +189,27 @@ class _Reader:
         if found is None:
             return self._wrong(line, message)
         what = message[: found.start()]
-        return self._wrong(lines[found["field"]], f"{found['field']}: {what[:1].lower()}{what[1:]}")
+        at = lines.get(found["field"], line)  # a field may come from elsewhere, by `<<`
+        return self._wrong(at, f"{found['field']}: {what[:1].lower()}{what[1:]}")
 
-    def _check(self, entry: Entry, lines: dict[str, int]) -> None:
+    def _check(self, entry: Entry, line: int, lines: dict[str, int]) -> None:
+        if not entry.tenant.isprintable() or entry.tenant != entry.tenant.strip():
+            at = lines.get("tenant", line)
+            raise self._wrong(at, f"tenant: {entry.tenant!r} must be printable, without spaces at its ends")
         if entry.priority is not None and entry.priority[0] > entry.priority[1]:
-            raise self._wrong(lines["priority"], f"priority: the first of {list(entry.priority)} must be the lower")
+            raise self._wrong(
+                lines.get("priority", line), f"priority: the first of {list(entry.priority)} must be the lower"
+            )
         said = self._terms.setdefault(entry.tenant, {})
         for name in OF_THE_TENANT:
             value = getattr(entry, name)
             if value is None:
                 continue
-            before, at = said.setdefault(name, (value, lines[name]))
+            before, at = said.setdefault(name, (value, lines.get(name, line)))
             if before != value:
                 raise self._wrong(
-                    lines[name], f"{name} {value} of tenant {entry.tenant!r} contradicts {before} in line {at}"
+                    lines.get(name, line),
+                    f"{name} {value} of tenant {entry.tenant!r} contradicts {before} in line {at}",
                 )
 
 

@@ -48,13 +48,16 @@ class Promises:
         self.by_length: Counter[tuple[str, bool]] = Counter()
         self.tenants = [NO_TENANT, OTHERS]
         self._quartiles = Quartiles()
-        self._made: dict[str, tuple[Slo, str, str, str]] = {}
+        self._made: dict[Stream, tuple[Slo, str, str, str]] = {}
+        self._open: Counter[Stream] = Counter()
+        """Choices whose ends are to come. A stream's id is no key: it may be another's before the engine is done."""
 
     def make(self, stream: Stream, request_class: str, tenant: str, slo: Slo) -> None:
         """A request was promised something; whether that was kept is found out when it ends."""
         if slo != NO_SLO:
             quartile = self._quartiles.of(len(stream.prompt_token_ids))
-            self._made[stream.request_id] = slo, request_class, self._known(tenant), quartile
+            self._made[stream] = slo, request_class, self._known(tenant), quartile
+            self._open[stream] = stream.params.n
 
     def miss(self, prompt_len: int, request_class: str, tenant: str, slo: Slo) -> None:
         """One was refused before it came to the engine."""
@@ -63,17 +66,19 @@ class Promises:
 
     def refused(self, stream: Stream) -> None:
         """An on_refused hook: the engine will not serve one."""
-        made = self._made.pop(stream.request_id, None)
+        made = self._made.pop(stream, None)
         if made is not None:
+            del self._open[stream]
             self._count(False, *made[1:])
 
     def settle(self, end: Finished, stream: Stream) -> None:
         """A choice has ended."""
-        made = self._made.get(stream.request_id)
+        made = self._made.get(stream)
         if made is None:
             return
-        if stream.done:
-            del self._made[stream.request_id]
+        self._open[stream] -= 1
+        if not self._open[stream]:
+            del self._made[stream], self._open[stream]
         self._count(_kept(end, made[0]), *made[1:])
 
     def _count(self, kept: bool, request_class: str, tenant: str, quartile: str) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from headway.core.request import RequestError
 from headway.server.errors import OverQuota
 from headway.server.keys import Rates
 
@@ -54,7 +55,7 @@ class Quota:
         self._tenant = tenant
         self.requests = Bucket(rates.requests, clock) if rates.requests else None
         self.tokens = Bucket(rates.tokens, clock) if rates.tokens else None
-        self._streams: dict[str, tuple[Stream, int]] = {}
+        self._followed: list[_Followed] = []
 
     def knock(self) -> None:
         """A request is at the door. Raises OverQuota: too many came in the last minute."""
@@ -77,19 +78,15 @@ class Quota:
             self.tokens.take(-prompt_tokens)
 
     def follow(self, streams: Sequence[Stream]) -> None:
-        """From now on what these generate is taken."""
+        """From now on what these, of one request, generate is taken."""
         if self.tokens is not None:
-            self._streams |= {stream.request_id: (stream, 0) for stream in streams}
+            self._followed.append(_Followed(streams))
 
     def settle(self) -> None:
-        """Takes what has been generated since the last time."""
+        """Takes what has been generated since the last time, and gives prompts back that the engine has refused."""
         assert self.tokens is not None
-        for name, (stream, taken) in list(self._streams.items()):
-            generated = sum(len(choice.token_ids) for choice in stream.choices)
-            self.tokens.take(generated - taken)
-            self._streams[name] = stream, generated
-            if stream.done or stream.error is not None:
-                del self._streams[name]
+        self.tokens.take(sum(followed.used() for followed in self._followed))
+        self._followed = [followed for followed in self._followed if not followed.done]
 
     def _used_up(self, what: str, wait: float) -> OverQuota:
         seconds = max(1, math.ceil(wait))
@@ -107,6 +104,25 @@ class Quota:
                 result[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level)))
                 result[f"x-ratelimit-reset-{name}"] = f"{bucket.wait(bucket.per_minute):.3f}s"
         return result
+
+
+class _Followed:
+    """One request's streams, and how many of the tokens that they generated have been taken."""
+
+    def __init__(self, streams: Sequence[Stream]) -> None:
+        self._streams = streams
+        self._taken = 0
+        self.done = False
+
+    def used(self) -> int:
+        """Tokens since the last time. Of a request that has been refused there were none at all."""
+        streams = self._streams
+        self.done = all(stream.done for stream in streams)
+        if any(isinstance(stream.error, RequestError) for stream in streams):
+            self.done = True
+            return -self._taken - sum(len(stream.prompt_token_ids) for stream in streams)
+        before, self._taken = self._taken, sum(len(c.token_ids) for stream in streams for c in stream.choices)
+        return self._taken - before
 
 
 def quotas(rates: Mapping[str, Rates], clock: Callable[[], float] = time.monotonic) -> dict[str, Quota]:

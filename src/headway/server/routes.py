@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 import headway
 from headway.core.request import RequestError
-from headway.server.access import holder_of, within
+from headway.server.access import holder_of, tenant_of, within
 from headway.server.answer import Answer, Identity, Wants
 from headway.server.body import parse, read_body
 from headway.server.chat import ChatAnswer
@@ -125,7 +125,8 @@ def _wants(body: Generate, *, logprobs: bool) -> Wants:
 
 async def _deliver(request: Request, body: Generate, answer: Answer) -> Response:
     service = _service(request)
-    visit = service.timelines.open(answer.identity.id, request.state.begun, answer.streams)
+    tenant = tenant_of(holder_of(request))
+    visit = service.timelines.open(answer.identity.id, request.state.begun, answer.streams, tenant)
     request.state.at_end = partial(service.timelines.close, visit)
     if body.stream:
         return EventStream(answer, service.outbox, service.settings.ping_seconds)
@@ -229,9 +230,12 @@ async def load(request: Request) -> Response:
 
 @router.get("/v1/requests/{id:path}/timeline")
 async def timeline(request: Request, id: str) -> Response:
-    """Where the time of an answer went; `id` is the answer's, under way or ended lately. In seconds."""
+    """Where the time of an answer went; `id` is the answer's, under way or ended lately. In seconds.
+
+    A tenant reads its own; with a key of scope admin, all are read."""
     service = _service(request)
-    shown = await service.timelines.show(id, service.engine)
+    holder = holder_of(request)
+    shown = await service.timelines.show(id, service.engine, None if holder and holder.admin else tenant_of(holder))
     if shown is None:
         raise ApiError(404, f"There is no answer {id!r} under way or among the latest {KEPT}.", param="id")
     return _json(shown)

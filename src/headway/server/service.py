@@ -121,12 +121,16 @@ class Service:
             )
         engine, promises = self.live_engine(), self.tally.promises
         terms = replace(terms, slo=terms.slo.over(self.settings.class_slo.get(terms.request_class, NO_SLO)))
+        if self.settings.keys is not None:  # what one tenant calls its requests is nothing to the others
+            request_id = f"{terms.tenant}/{request_id}"
         streams: list[Stream] = []
         quota = self.quotas.get(terms.tenant)
         prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         if quota is not None:
             quota.pay(prompt_tokens)
         try:
+            if self.settings.keys is not None and len(self.settings.keys.tenants) > 1:
+                engine.check_share(terms.tenant, len(prompts) * params.n)
             for i, prompt in enumerate(prompts):
                 stream = engine.generate(
                     prompt.token_ids,

@@ -26,10 +26,11 @@ KEPT = 1000
 class Visit:
     """One answer: when it began and ended, and of each choice the engine's account or, while it is live, its handle."""
 
-    __slots__ = ("begun", "created", "ended", "ends", "id", "live")
+    __slots__ = ("begun", "created", "ended", "ends", "id", "live", "tenant")
 
-    def __init__(self, id: str, begun: float) -> None:
+    def __init__(self, id: str, begun: float, tenant: str) -> None:
         self.id = id
+        self.tenant = tenant
         self.begun = begun
         self.created = time.time() - (time.monotonic() - begun)
         self.ended: float | None = None
@@ -38,16 +39,19 @@ class Visit:
 
 
 class Timelines:
-    """The visits under way and the latest that have ended, by the ids that clients saw."""
+    """The visits under way and the latest that have ended, by their tenants and the ids that clients saw. Where there
+    are no keys, all are of one tenant, ""."""
 
     def __init__(self) -> None:
-        self._visits: dict[str, Visit] = {}
+        self._visits: dict[tuple[str, str], Visit] = {}
         self._ended: deque[Visit] = deque()
         self._choices: dict[int, tuple[Visit, int]] = {}
 
-    def open(self, id: str, begun: float, streams: Sequence[Stream]) -> Visit:
+    def open(self, id: str, begun: float, streams: Sequence[Stream], tenant: str = "") -> Visit:
         """An answer of `streams`, one a prompt, to a request that came at `begun` (monotonic seconds)."""
-        visit = self._visits[id] = Visit(id, begun)
+        visit = Visit(id, begun, tenant)
+        self._visits.pop((tenant, id), None)  # the latest stands last
+        self._visits[tenant, id] = visit
         choices = [choice for stream in streams for choice in stream.choices]
         for index, choice in enumerate(choices):
             visit.live[index] = choice.handle
@@ -69,18 +73,24 @@ class Timelines:
             self._forget(self._ended.popleft())
 
     def _forget(self, visit: Visit) -> None:
-        if self._visits.get(visit.id) is visit:
-            del self._visits[visit.id]
+        if self._visits.get((visit.tenant, visit.id)) is visit:
+            del self._visits[visit.tenant, visit.id]
         for handle in visit.live.values():  # the engine has never accounted for it
             self._choices.pop(handle, None)
 
-    async def show(self, id: str, engine: Engine) -> dict[str, Any] | None:
-        """What a client reads; None where the id is not known (any more).
+    def _find(self, id: str, tenant: str | None) -> Visit | None:
+        if tenant is not None:
+            return self._visits.get((tenant, id))
+        return next((visit for visit in reversed(self._visits.values()) if visit.id == id), None)
+
+    async def show(self, id: str, engine: Engine, tenant: str | None) -> dict[str, Any] | None:
+        """What a client of this tenant reads (None: of any; ids of several tenants may be the same, then the latest);
+        None where the id is not known (any more).
 
         Raises:
             EngineDead: a part of it is the engine's to tell.
         """
-        visit = self._visits.get(id)
+        visit = self._find(id, tenant)
         if visit is None:
             return None
         traces = {index: await engine.timeline(handle) for index, handle in list(visit.live.items())}
