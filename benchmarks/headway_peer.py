@@ -39,6 +39,7 @@ def sample(live: Live, config: Any, order: dict[str, Any]) -> dict[str, Any]:
 
 def serve() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("model")
     add_engine_arguments(parser)
     config = engine_config(parser.parse_args())
     limits = replace(config.scheduler, max_batch_size=128, max_num_seqs=128, prefix_caching=False)
