@@ -15,6 +15,7 @@ Bars: as printed; for int8 those in brackets.
 
 from __future__ import annotations
 
+import signal
 import statistics
 import sys
 from argparse import Namespace
@@ -183,6 +184,7 @@ def verdict(args: Namespace, rounds: Rounds) -> Verdict:
 
 def main() -> int:
     """Runs the comparison; returns 1 where a bar is missed."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # engines are stopped on the way out
     parser = arguments(__doc__)
     parser.add_argument("--peers", type=Path, required=True, metavar="FOLDER", help="where the peers are")
     parser.add_argument("--precision", choices=["bfloat16", "int8"], default="bfloat16", help="of the weights")
