@@ -54,6 +54,24 @@ def test_a_high_one_boards_the_next_step_though_no_place_is_free(batching, depth
     assert all(len(batch.rows) <= 4 for batch in world.executor.batches)
 
 
+@pytest.mark.parametrize("policy", ["priority", "aged:priority"])
+def test_the_policy_is_told_of_what_was_computed_and_of_nothing_else(policy, monkeypatch):
+    """Rows that are taken out of a prepared step have not been served by it."""
+    world = full_of_low_ones(policy=policy, batching="inflight", depth=2)
+    told, served = [], world.scheduler.strategies.policy.served
+
+    def note(rows, tokens, now):
+        told.append(int(tokens.sum()))
+        served(rows, tokens, now)
+
+    monkeypatch.setattr(world.scheduler.strategies.policy, "served", note)
+    run_until(world, 20.5)
+    world.add(9, prompt_len=5, max_tokens=3, arrival=20.5, priority=HIGH)
+    world.drain()
+    assert min(told) < 0, "nothing was taken back: this shows nothing"
+    assert sum(told) == sum(batch.total_tokens for batch in world.executor.batches)
+
+
 def test_a_high_one_waits_for_no_blocks_that_low_ones_hold():
     world = full_of_low_ones(num_blocks=14, max_num_seqs=8, depth=1)
     run_until(world, 8.5)

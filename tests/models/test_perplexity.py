@@ -48,4 +48,13 @@ def test_rounding_costs_no_more_than_elsewhere(embedded_gguf, reference_model: P
     assert ours["float32"] == pytest.approx(exact, rel=1e-4)
     assert ours["bfloat16"] <= 1.001 * theirs
     assert ours["bfloat16"] == pytest.approx(exact, rel=2e-3)
-    assert ours["int8"] <= 1.02 * exact  # 1.017: rounding the activations of a whole row by one scale costs most of it
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(native.module() is None, reason="the native kernels were not built")
+@pytest.mark.xfail(strict=True, reason="1.017: rounding a whole row of activations by one scale costs most of it")
+def test_int8_costs_at_most_a_hundredth(embedded_gguf, reference_model: PreTrainedModel, tokenizer):
+    token_ids = tokenizer.encode("\n\n".join(sharegpt(60)))[:LENGTH]
+    with torch.inference_mode():
+        exact = perplexity(reference_model(torch.tensor([token_ids])).logits[0], token_ids)
+    assert perplexity(native_logits(embedded_gguf, "int8", token_ids), token_ids) <= 1.01 * exact

@@ -127,7 +127,8 @@ class Intake:
         for row in rows:
             self._table.renumber(row)
             self._accounting.release(row, now, takes_turns=self._enqueue(row, now, now))
-            self._forecaster.accepted(row)
+            if self._strategies.config.admission != "accept":
+                self._forecaster.accepted(row)
 
     def introduce(self, now: float) -> None:
         """Another policy: it is told of all in flight, in the order in which they came."""

@@ -12,7 +12,7 @@ from headway.core.exits import Exits
 from headway.core.lineup import OUTRANKED, Lineup
 from headway.core.load import Load
 from headway.core.strategies import Strategies
-from headway.core.table import RUNNING, RequestTable
+from headway.core.table import RUNNING, RequestTable, Rows
 
 
 class Withdrawal:
@@ -53,17 +53,18 @@ class Withdrawal:
             return batch
         leave = below[:count]
         gone = batch.rows[leave]
-        batch = self._take_back(batch, leave)
+        batch = self._take_back(batch, leave, now)
         self._lineup.note_waits(gone[self._table.phase[gone] == RUNNING], State.WAIT_POLICY, OUTRANKED, now)
         self._exits.settle(gone, now)
         return batch
 
-    def _take_back(self, batch: Batch, leave: Longs) -> Batch:
+    def _take_back(self, batch: Batch, leave: Longs, now: float) -> Batch:
         """The batch without the rows at positions `leave` int64[k]: their tokens are yet to be computed after all."""
         gone, table = batch.rows[leave], self._table
         table.computed[gone] -= batch.num_tokens[leave]
         table.target[gone] -= batch.samples[leave]
         table.launched[gone] -= 1
+        self._strategies.policy.served(Rows(table, gone, now), -batch.num_tokens[leave], now)
         self._counters.num_batched_rows -= len(leave)
         self._counters.num_batched_tokens -= int(batch.num_tokens[leave].sum())
         return without(batch, leave)

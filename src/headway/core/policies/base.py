@@ -55,7 +55,8 @@ class Policy(metaclass=ABCMeta):
         """Requests have joined the queue for the first time. Rows are reused: what was noted of them is void."""
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:  # noqa: B027 - keeping an account is optional
-        """A step computes `tokens` int32[n] for each of rows."""
+        """A step computes `tokens` int32[n] for each of rows; negative where it will not after all: rows of a ranked
+        policy may be taken out of a step before its launch."""
 
     def ended(self, rows: Rows, now: float) -> None:  # noqa: B027 - keeping an account is optional
         """Requests have finished or were aborted."""
