@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Bools, Ints
 from headway.core.policies import Policy
+from headway.core.policies.base import Around
 from headway.core.table import Floats, Rows
 
 
-class Clustered(Policy):
+class Clustered(Around):
     """Whoever is first by `policy`, and then those whose prompt and predicted output differ least from its own.
 
     No request is passed over for the sake of a group once it has waited `patience` seconds: all who have go before the
@@ -19,10 +19,9 @@ class Clustered(Policy):
     def __init__(self, policy: Policy, patience: float) -> None:
         if not patience >= 0:
             raise ValueError(f"patience must be at least 0 seconds, got {patience}")
-        self.policy = policy
+        super().__init__(policy)
         self.patience = patience
-        self.bounded = policy.bounded
-        self.drifts = policy.drifts
+        self.bounded = self.drifts = False  # it is bounded by time; its scores are places
 
     def score(self, queue: Rows, now: float) -> Floats:
         """float64[n]: for those who have lost patience their place among each other, below 0; for the first of all the
@@ -38,18 +37,3 @@ class Clustered(Policy):
         score = np.where(impatient, place, apart.astype(np.float64))
         score[head : head + 1] = -count - 1.0
         return score
-
-    def arrived(self, rows: Rows, now: float) -> None:
-        self.policy.arrived(rows, now)
-
-    def takes_turns(self, rows: Rows) -> Bools | None:
-        return self.policy.takes_turns(rows)
-
-    def its_turn(self, step: int) -> bool:
-        return self.policy.its_turn(step)
-
-    def served(self, rows: Rows, tokens: Ints, now: float) -> None:
-        self.policy.served(rows, tokens, now)
-
-    def ended(self, rows: Rows, now: float) -> None:
-        self.policy.ended(rows, now)

@@ -145,6 +145,8 @@ class Room:
 
         One for one, those of the lowest rank first; nobody where the first of the queue would not find blocks even so.
         """
+        if self._strategies.formation.lingers:
+            return  # nobody joins a padded group under way: a place in it is of no use
         waiting, board = standing(self._strategies.policy, queue), self._board.running.rows.copy()
         if waiting is None or not len(board):
             return

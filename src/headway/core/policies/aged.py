@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Bools, Ints, Longs
-from headway.core.policies.base import Policy, reaching
+from headway.core.batch import Ints, Longs
+from headway.core.policies.base import Around, Policy, reaching
 from headway.core.table import Floats, Rows
 
 OVERTAKING = 32_768
@@ -15,7 +15,7 @@ MOST_ASIDE = 256
 """Steps."""
 
 
-class Aged(Policy):
+class Aged(Around):
     """Another policy, but once `overtaking` tokens of later arrivals were served ahead of a request, it goes first.
 
     Requests are numbered as they come. The work of later arrivals that a request has seen served is the work of all
@@ -34,10 +34,8 @@ class Aged(Policy):
     def __init__(self, policy: Policy, overtaking: int = OVERTAKING) -> None:
         if overtaking < 1:
             raise ValueError(f"overtaking must be at least 1 token, got {overtaking}")
-        self.policy = policy
-        self.drifts = policy.drifts
-        self.overtaking = overtaking
-        self.pauses = policy.pauses
+        super().__init__(policy)
+        self.bounded, self.overtaking = True, overtaking
         self._due = -1
         self._begun = False
         self._later = 0.0
@@ -56,15 +54,6 @@ class Aged(Policy):
     def rank(self, rows: Rows) -> Ints | None:
         rank = self.policy.rank(rows)
         return None if rank is None else np.where(rows.seq <= self._due, np.iinfo(np.int32).min, rank)
-
-    def takes_turns(self, rows: Rows) -> Bools | None:
-        return self.policy.takes_turns(rows)
-
-    def its_turn(self, step: int) -> bool:
-        return self.policy.its_turn(step)
-
-    def counters(self) -> Floats | None:
-        return self.policy.counters()
 
     def served(self, rows: Rows, tokens: Ints, now: float) -> None:
         self.policy.served(rows, tokens, now)
@@ -99,6 +88,3 @@ class Aged(Policy):
             self._due, self._begun = int(rows.seq.min()) - 1, True
         self._work = reaching(self._work, int(rows.seq.max()) - self._due)
         self.policy.arrived(rows, now)
-
-    def ended(self, rows: Rows, now: float) -> None:
-        self.policy.ended(rows, now)

@@ -62,6 +62,39 @@ class Policy(metaclass=ABCMeta):
         """Requests have finished or were aborted."""
 
 
+class Around(Policy):
+    """Another policy with something of its own on top: what it does not say itself is that policy's."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.bounded, self.overtaking = policy.bounded, policy.overtaking
+        self.pauses, self.drifts = policy.pauses, policy.drifts
+
+    def score(self, queue: Rows, now: float) -> Floats:
+        return self.policy.score(queue, now)
+
+    def rank(self, rows: Rows) -> Ints | None:
+        return self.policy.rank(rows)
+
+    def takes_turns(self, rows: Rows) -> Bools | None:
+        return self.policy.takes_turns(rows)
+
+    def its_turn(self, step: int) -> bool:
+        return self.policy.its_turn(step)
+
+    def counters(self) -> Floats | None:
+        return self.policy.counters()
+
+    def arrived(self, rows: Rows, now: float) -> None:
+        self.policy.arrived(rows, now)
+
+    def served(self, rows: Rows, tokens: Ints, now: float) -> None:
+        self.policy.served(rows, tokens, now)
+
+    def ended(self, rows: Rows, now: float) -> None:
+        self.policy.ended(rows, now)
+
+
 def standing(policy: Policy, rows: Rows) -> Ints | None:
     """int32[n]: the ranks by which some give their places and blocks up to others; None where nobody does, because the
     policy knows no ranks or lets rows pause instead."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headway.core.batch import Ints
-from headway.core.policies.base import Policy, reaching
+from headway.core.policies.base import Around, Policy, reaching
 from headway.core.promise import Pace, costs, latest_start
 from headway.core.step_time import StepTimeModel
 from headway.core.table import Floats, Rows
@@ -38,12 +37,12 @@ class ByPromise(Policy):
         self._haste[rows.index] = 1.0 / np.sqrt(promised)
 
 
-class Relegating(Policy):
+class Relegating(Around):
     """Another policy, but whose promise can no longer be kept goes behind all others, by arrival. Not bounded."""
 
     def __init__(self, policy: Policy, step_time: StepTimeModel | None = None) -> None:
-        self.policy = policy
-        self.drifts = policy.drifts
+        super().__init__(policy)
+        self.bounded = False
         self._step_time = step_time or StepTimeModel()
 
     def score(self, queue: Rows, now: float) -> Floats:
@@ -54,15 +53,3 @@ class Relegating(Policy):
         late |= queue.relegated > 0
         score = self.policy.score(queue, now)
         return np.where(late, BEHIND + queue.arrival, score) if np.count_nonzero(late) else score
-
-    def rank(self, rows: Rows) -> Ints | None:
-        return self.policy.rank(rows)
-
-    def arrived(self, rows: Rows, now: float) -> None:
-        self.policy.arrived(rows, now)
-
-    def served(self, rows: Rows, tokens: Ints, now: float) -> None:
-        self.policy.served(rows, tokens, now)
-
-    def ended(self, rows: Rows, now: float) -> None:
-        self.policy.ended(rows, now)
