@@ -97,6 +97,20 @@ def test_nothing_is_predicted_before_the_first_fit():
     assert not model.fitted
 
 
+def test_residuals_are_what_is_left_of_every_kept_step():
+    model = StepTimeModel()
+    decode, prompt = Load(4, 0, 4, 400), Load(100, 9900, 1, 100)
+    model.observe(decode, 0.01)
+    assert model.residuals(decode.stratum).tolist() == []
+    for seconds in (0.01, 0.02) * 20:
+        model.observe(decode, seconds)
+        model.observe(prompt, 0.5)
+    model.fit()
+    assert model.residuals(prompt.stratum) * model.predict(prompt) == pytest.approx(0.5)
+    left = np.sort(model.residuals(decode.stratum) * model.predict(decode))
+    assert left == pytest.approx([0.01] * 21 + [0.02] * 20)
+
+
 def test_true_coefficients_are_recovered_without_noise():
     model = StepTimeModel()
     learn(model, 600, noise=0.0)

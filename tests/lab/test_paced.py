@@ -9,6 +9,7 @@ import pytest
 
 from headway.core.config import SchedulerConfig
 from headway.core.request import FinishReason
+from headway.core.scheduler import Scheduler
 from headway.lab import paced, traffic
 from headway.lab.paced import StepTimes
 from headway.lab.traffic import Arrival
@@ -44,6 +45,37 @@ def test_step_times_by_their_features():
     assert run.served[0].ttft == pytest.approx(prompt)
     assert run.served[0].e2e == pytest.approx(prompt + decode)
     assert run.stats.device_time == pytest.approx(prompt + decode)
+
+
+def test_learnt_step_times_keep_the_total_and_the_slow_steps():
+    """A device that now and then takes far longer: of its typical times alone neither would come out."""
+    random = np.random.default_rng(3)
+    lived: list[float] = []
+
+    def device(batch) -> float:
+        slow = 5.0 if random.random() < 0.04 else random.uniform(0.9, 1.3)
+        lived.append((0.01 + 0.001 * batch.load.tokens) * slow)
+        return lived[-1]
+
+    learnt: list[StepTimes] = []
+    replayed: list[float] = []
+
+    def times(batch) -> float:
+        replayed.append(learnt[0](batch))
+        return replayed[-1]
+
+    def build(*args, **kwargs):
+        schedulers.append(Scheduler.of(*args, **kwargs))
+        return schedulers[-1]
+
+    schedulers: list[Scheduler] = []
+    requests = [Arrival(0.0, 40 + i % 9, 20 + i % 11) for i in range(300)]
+    real = paced.run(config(), requests, step_times=device, build=build, users=16)
+    learnt.append(StepTimes.of(schedulers[0].step_time))
+    twin = paced.run(config(), requests, step_times=times, users=16)
+    assert sum(replayed) == pytest.approx(sum(lived), rel=0.1)
+    assert twin.percentile("itl", 99) == pytest.approx(real.percentile("itl", 99), rel=0.15)
+    assert twin.percentile("itl", 50) == pytest.approx(real.percentile("itl", 50), rel=0.1)
 
 
 @pytest.mark.parametrize("batching", ["static", "dynamic", "continuous", "inflight"])

@@ -165,6 +165,14 @@ class StepTimeModel:
         self._coefficients, self.saturation = coefficients, saturation
         self._fitting = None
 
+    def residuals(self, stratum: int) -> Floats:
+        """float64[n]: seconds over prediction, by the coefficients of now, of the steps in this stratum's reservoir;
+        empty before the first fit."""
+        kept = min(self._seen[stratum], PER_STRATUM) if self.fitted else 0
+        predicted = np.array([self.predict(Load(*row)) for row in self._loads[stratum][:kept].tolist()])
+        ratios: Floats = self._times[stratum][:kept] / predicted
+        return ratios
+
     @property
     def error(self) -> float:
         """Mean relative error of the latest predictions, made before the step was known; nan before there are any."""

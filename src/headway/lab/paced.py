@@ -12,6 +12,7 @@ from functools import partial
 
 from headway.core.batch import Admission, Batch
 from headway.core.config import SchedulerConfig
+from headway.core.load import STRATA, Load
 from headway.core.scheduler import Scheduler
 from headway.core.step_time import StepTimeModel
 from headway.engine.loop import EngineLoop
@@ -19,6 +20,9 @@ from headway.executors.base import Capacity
 from headway.executors.simulated import SimulatedExecutor, VirtualClock
 from headway.lab.drive import EOS, Driver, Run, nobody
 from headway.lab.traffic import Arrival
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples, without their whole part, spread evenly over [0, 1)."""
 
 BuildScheduler = Callable[..., Scheduler]
 """(config, num_blocks, block_size, max_model_len), and num_host_blocks and spare_slots by name where there are any: as
@@ -30,7 +34,8 @@ class StepTimes:
     """Seconds that a batch takes, by the features of `core/step_time.py`.
 
     base + per_token * tokens + per_attended * sum of chunk x context + per_row * rows + per_kv_token * KV tokens read
-    + per_token_over * tokens beyond `saturation`.
+    + per_token_over * tokens beyond `saturation`; times one of its stratum's `ratios`, where there are any: how far
+    steps lay from this formula. They are taken in turn at equal distances, so that every one comes as often.
     """
 
     base: float
@@ -40,14 +45,21 @@ class StepTimes:
     per_kv_token: float = 0.0
     per_token_over: float = 0.0
     saturation: int = 1
+    ratios: Sequence[Sequence[float]] = ((),) * len(STRATA)
 
     @classmethod
     def of(cls, model: StepTimeModel) -> StepTimes:
-        """What a live engine's model has learnt."""
-        return cls(*model.coefficients.tolist(), saturation=model.saturation)
+        """What a live engine's model has learnt, and how far its steps lay from that: the fit is to relative errors, so
+        without them the sum of the times would come out too small, and the slow steps not at all."""
+        ratios = tuple(tuple(sorted(model.residuals(stratum).tolist())) for stratum in range(len(STRATA)))
+        return cls(*model.coefficients.tolist(), saturation=model.saturation, ratios=ratios)
 
     def __call__(self, batch: Batch) -> float:
-        load = batch.load
+        ratios = self.ratios[batch.load.stratum]
+        seconds = self._typical(batch.load)
+        return seconds * ratios[int(len(ratios) * (batch.step_id * GOLDEN % 1.0))] if ratios else seconds
+
+    def _typical(self, load: Load) -> float:
         return (
             self.base
             + self.per_token * load.tokens
